@@ -1,0 +1,45 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both create .venv when it is missing.
+PYTHON ?= python3
+VENV = .venv
+VENV_MIN = .venv-min
+INSTALLED = $(VENV)/.installed
+INSTALLED_MIN = $(VENV_MIN)/.installed
+
+.PHONY: demo test test-min lint types format wheel clean
+
+demo: $(INSTALLED)
+	$(VENV)/bin/greedynas demo
+
+test: $(INSTALLED)
+	$(VENV)/bin/python -m pytest
+
+# The suite with the oldest supported versions, the ones of our GPU machine.
+test-min: $(INSTALLED_MIN)
+	$(VENV_MIN)/bin/python -m pytest
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(INSTALLED)
+	$(VENV)/bin/mypy
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+wheel: $(INSTALLED)
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) $(VENV_MIN) dist
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(INSTALLED_MIN): pyproject.toml requirements-min.txt
+	$(PYTHON) -m venv $(VENV_MIN)
+	$(VENV_MIN)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-min.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,44 @@
+"""greedynas: the best small image classifier for your data and hardware budget (GreedyNAS, CVPR 2020)."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from greedynas.budget import Budget
+from greedynas.errors import GreedyNASError
+from greedynas.known import KnownNetwork, known_networks
+from greedynas.paths import canonical, compact, op_names, parse_path
+from greedynas.space import Fixed, Space, Stage, load_space, space_names
+
+if TYPE_CHECKING:
+    from greedynas.network import Network, build_network
+    from greedynas.supernet import Supernet
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "Fixed",
+    "GreedyNASError",
+    "KnownNetwork",
+    "Network",
+    "Space",
+    "Stage",
+    "Supernet",
+    "build_network",
+    "canonical",
+    "compact",
+    "known_networks",
+    "load_space",
+    "op_names",
+    "parse_path",
+    "space_names",
+]
+
+# What needs torch is imported when it is first asked for: `greedynas describe` answers at once.
+_LAZY = {"Network": "network", "build_network": "network", "Supernet": "supernet"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"greedynas.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'greedynas' has no attribute {name!r}")

@@ -1,0 +1,72 @@
+"""Budgets: limits on multiply-adds, parameters and latency, written as people write them (`330M`, `5M`, `80ms`)."""
+
+import math
+import re
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+
+from greedynas.errors import GreedyNASError
+
+_NUMBER = r"(?P<number>\d{1,18}(?:[_,]\d{3}){0,5}(?:\.\d{1,18})?(?:[eE]\+?\d{1,2})?)\s*"
+_COUNT = re.compile(_NUMBER + r"(?P<unit>[KMGB]?)", re.IGNORECASE)
+_LATENCY = re.compile(_NUMBER + r"(?P<unit>us|µs|ms|s|)", re.IGNORECASE)
+_MULTIPLE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+_MILLISECONDS = {"us": 1e-3, "µs": 1e-3, "": 1.0, "ms": 1.0, "s": 1e3}
+
+
+class Budget(BaseModel):
+    """Upper and lower limits (both inclusive) on the costs of a path; None is no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_macs: PositiveInt | None = None
+    max_params: PositiveInt | None = None
+    max_latency_ms: PositiveFloat | None = None
+    min_macs: PositiveInt | None = None
+    min_params: PositiveInt | None = None
+    min_latency_ms: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _not_contradictory(self) -> Self:
+        for cost, (low, high) in self.limits().items():
+            if low is not None and high is not None and low > high:
+                raise GreedyNASError(f"contradictory limits on {cost}: at least {low:,} and at most {high:,}")
+        return self
+
+    def limits(self) -> dict[str, tuple[float | None, float | None]]:
+        """(lowest, highest) by cost, for the costs that are limited at all."""
+        limits = {
+            "macs": (self.min_macs, self.max_macs),
+            "params": (self.min_params, self.max_params),
+            "latency_ms": (self.min_latency_ms, self.max_latency_ms),
+        }
+        return {cost: limit for cost, limit in limits.items() if limit != (None, None)}
+
+
+def parse_count(text: str) -> int:
+    """`330M` -> 330000000; also `1.2G`, `5e6`, `320,000,000`."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise GreedyNASError(
+            f"cannot read {text!r} as a number of multiply-adds or parameters; write for example 330M or 1.2G"
+        )
+    return round(_positive(text, _number(match) * _MULTIPLE[match["unit"].upper()]))
+
+
+def parse_latency(text: str) -> float:
+    """`80ms` -> 80.0 milliseconds; also `0.08s`, `900us` and a bare number of milliseconds."""
+    match = _LATENCY.fullmatch(text.strip())
+    if match is None:
+        raise GreedyNASError(f"cannot read {text!r} as a latency; write for example 80ms")
+    return _positive(text, _number(match) * _MILLISECONDS[match["unit"].lower()])
+
+
+def _number(match: re.Match[str]) -> float:
+    return float(match["number"].replace("_", "").replace(",", ""))
+
+
+def _positive(text: str, value: float) -> float:
+    if not 0 < value < 2**62 or not math.isfinite(value):
+        raise GreedyNASError(f"a budget must be positive and below 2^62, got {text!r}")
+    return value

@@ -1,0 +1,55 @@
+"""The supernet: the weights of every op of every layer in one module, run one path at a time."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedynas.blocks import initialise, make_block
+from greedynas.network import Network, fixed_blocks, in_stages
+from greedynas.paths import parse_path
+from greedynas.space import Space, load_space
+
+
+class Supernet(nn.Module):
+    """All paths of a space with shared weights. `net(x, path)` touches the parameters of that path alone."""
+
+    def __init__(self, space: str | Space, num_classes: int | None = None, generator: torch.Generator | None = None):
+        super().__init__()
+        self.space = load_space(space).adapt(num_classes=num_classes)
+        with torch.device("meta"):  # shapes first, then one initialisation from one generator
+            self.stem, self.head = fixed_blocks(self.space)
+            self.layers = nn.ModuleList(
+                nn.ModuleList(make_block(op, layer, self.space.activation) for op in layer.ops)
+                for layer in self.space.layers
+            )
+            self.classifier = nn.Linear(self.space.features, self.space.num_classes)
+        self.to_empty(device="cpu")
+        initialise(self, generator)
+
+    def forward(self, x: Tensor, path: Any) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks(path):
+            x = block(x)
+        return self.classify(x)
+
+    def classify(self, x: Tensor) -> Tensor:
+        """From the last layer's output to logits."""
+        return self.classifier(self.head(x).mean((2, 3)))
+
+    def blocks(self, path: Any) -> list[nn.Module]:
+        """The chosen block of every layer."""
+        return [self.layers[i][op] for i, op in enumerate(parse_path(path, self.space))]  # type: ignore[index]
+
+    def path_parameters(self, path: Any) -> Iterator[nn.Parameter]:
+        """The parameters that a step on this path trains."""
+        for module in (self.stem, *self.blocks(path), self.head, self.classifier):
+            yield from module.parameters()
+
+    def subnet(self, path: Any) -> Network:
+        """This path as a network of its own, with copies of the weights and nothing of the supernet."""
+        stages = in_stages([deepcopy(block) for block in self.blocks(path)], self.space)
+        network = Network(deepcopy(self.stem), stages, deepcopy(self.head), deepcopy(self.classifier))
+        return network.train(self.training)
