@@ -7,16 +7,21 @@ from greedynas.budget import Budget
 from greedynas.errors import GreedyNASError
 from greedynas.known import KnownNetwork, known_networks
 from greedynas.paths import canonical, compact, op_names, parse_path
+from greedynas.pool import CandidatePool
+from greedynas.sampling import filter_paths
 from greedynas.space import Fixed, Space, Stage, load_space, space_names
 
 if TYPE_CHECKING:
+    from greedynas.evaluation import evaluate_paths
     from greedynas.network import Network, build_network
     from greedynas.supernet import Supernet
+    from greedynas.training import train_supernet
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "CandidatePool",
     "Fixed",
     "GreedyNASError",
     "KnownNetwork",
@@ -27,15 +32,24 @@ __all__ = [
     "build_network",
     "canonical",
     "compact",
+    "evaluate_paths",
+    "filter_paths",
     "known_networks",
     "load_space",
     "op_names",
     "parse_path",
     "space_names",
+    "train_supernet",
 ]
 
 # What needs torch is imported when it is first asked for: `greedynas describe` answers at once.
-_LAZY = {"Network": "network", "build_network": "network", "Supernet": "supernet"}
+_LAZY = {
+    "Network": "network",
+    "Supernet": "supernet",
+    "build_network": "network",
+    "evaluate_paths": "evaluation",
+    "train_supernet": "training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -242,17 +242,24 @@ def load_space(source: str | Path | Space) -> Space:
 
 
 def _read(file: Path) -> Space:
+    return _validated(str(file), read_yaml(file, "space"))
+
+
+def read_yaml(file: Path, kind: str) -> dict[str, Any]:
+    """A small YAML file that holds a mapping; nothing in it is executed."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise GreedyNASError(f"{file}: larger than {MAX_FILE_BYTES:,} bytes, that is no space file")
+            raise GreedyNASError(f"{file}: larger than {MAX_FILE_BYTES:,} bytes, that is no {kind} file")
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise GreedyNASError(f"cannot read {file}: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, GreedyNASError):
+            raise
         raise GreedyNASError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise GreedyNASError(f"{file}: a space file is a mapping with name, ops, stem, stages, head, image_size")
-    return _validated(str(file), data)
+        raise GreedyNASError(f"{file}: a {kind} file is a mapping of names to values")
+    return data
 
 
 def _validated(source: str, data: dict[str, Any]) -> Space:

@@ -1,0 +1,173 @@
+"""Everything that can be set, with its defaults: presets and config files are YAML, `--set key=value` changes one value."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from greedynas.data import DataSettings
+from greedynas.errors import GreedyNASError, unknown
+from greedynas.space import Space, first_problem, load_space, read_yaml
+
+PRESETS = Path(__file__).parent / "presets"
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class TrainSettings(BaseModel):
+    """Supernet training (Algorithms 1 and 2). The defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampler: Literal["greedy", "uniform", "fair"] = "greedy"
+    # Algorithm 1
+    m: Count = 10  # paths sampled for each filtering
+    k: Count = 5  # of them kept and trained
+    filter_images: Count = 1000  # validation images that rank them, class-balanced, new for every filtering
+    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics in filtering
+    bn_images: Count = 1000  # images that share the statistics of bn: batch
+    calibration_images: Count = 256  # training images of bn: recalibrate
+    # Candidate pool
+    pool_size: Count = 1000
+    epsilon: Fraction = 0.8  # probability of sampling from the pool at the end; 0 when warm-up ends, linear in between
+    warmup: Annotated[int | float, Field(ge=0)] = 10_000  # steps of uniform sampling first (an int), or a share of all (a float)
+    alpha: Fraction = 0.08  # stop at the end of the epoch in which no more than this share of the pool is new
+    # Ablation
+    filtering: bool = True  # off: all sampled paths are trained (m = k)
+    pool_sampling: bool = True  # off: ε = 0
+    stopping: bool = True  # off: train to max_epochs
+    # Optimization
+    max_epochs: Count = 60
+    batch_size: Count = 1024
+    lr: Annotated[float, Field(gt=0)] = 0.12  # cosine decay to 0 over max_epochs
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    # Bookkeeping
+    log_every: Count = 20  # steps
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_steps: Count | None = None  # besides: every so many steps
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.k > self.m:
+            raise GreedyNASError(f"train.k = {self.k} paths cannot be kept of train.m = {self.m}")
+        if self.pool_size < self.k:
+            raise GreedyNASError(f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering")
+        if isinstance(self.warmup, float) and self.warmup > 1:
+            raise GreedyNASError(f"train.warmup = {self.warmup} as a share must be at most 1 (write an integer for steps)")
+        return self
+
+
+class Expectation(BaseModel):
+    """What the plan assumes before the data is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_images: Count
+    epochs: Count  # where training is expected to stop
+
+
+class Config(BaseModel):
+    """A run's settings, complete: what `config.yaml` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str  # the preset or file it started from
+    space: Space  # written out, so that a run does not depend on the file it came from
+    image_size: Annotated[int, Field(ge=1)] | None = None  # None: the space's own
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: Annotated[str, Field(pattern=r"auto|cpu|cuda(:\d+)?|mps")] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 on a GPU
+    eval_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of evaluation; auto: bf16 on a GPU, or a CPU that has it
+    expect: Expectation | None = None
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return load_space(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _at_this_size(self) -> Self:
+        if self.image_size is not None and self.image_size != self.space.image_size:
+            object.__setattr__(self, "space", self.space.adapt(image_size=self.image_size))
+        return self
+
+
+def preset_names() -> list[str]:
+    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
+
+
+def load_config(source: str | Path, changes: dict[str, Any] | None = None, section: str = "train") -> Config:
+    """A preset by name or a YAML file, with changes by (dotted) key.
+
+    A bare key such as `lr` means the one of `section`, else the only section that has it.
+    """
+    if str(source) in preset_names():
+        data = read_yaml(PRESETS / f"{source}.yaml", "config")
+    elif Path(source).is_file():
+        data = read_yaml(Path(source), "config")
+    else:
+        raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
+    data = {"name": Path(source).stem, **data}
+    for key, value in (changes or {}).items():
+        path = resolve_key(key, section)
+        place = data
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise GreedyNASError(f"{'.'.join(path[:-1])} in {source} is not a section")
+        place[path[-1]] = value
+    return validated(data, str(source))
+
+
+def validated(data: dict[str, Any], source: str) -> Config:
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise GreedyNASError(f"{source}: {first_problem(error)}") from None
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`["lr=0.1", "data.flip=false"]` -> values by key, read as YAML."""
+    changes = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise GreedyNASError(f"--set takes key=value, got {assignment!r}")
+        try:
+            changes[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise GreedyNASError(f"--set {key.strip()}: cannot read the value {text!r}") from None
+    return changes
+
+
+def all_keys() -> list[str]:
+    """Every setting by its dotted name."""
+    keys = []
+    for name, field in Config.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        keys += [name] if inner is None or name == "space" else [f"{name}.{key}" for key in inner]
+    return keys
+
+
+def resolve_key(key: str, section: str) -> list[str]:
+    keys = all_keys()
+    candidates = [name for name in keys if name == key or name.endswith(f".{key}")]
+    for exact in (key, f"{section}.{key}"):
+        if exact in keys:
+            return exact.split(".")
+    if len(candidates) == 1:
+        return candidates[0].split(".")
+    if candidates:
+        raise GreedyNASError(f"setting {key!r} is ambiguous: {' or '.join(candidates)}")
+    short = {name.rpartition(".")[2]: name for name in keys}
+    near = get_close_matches(key, keys, n=1) or [short[name] for name in get_close_matches(key, list(short), n=1)]
+    hint = f"; did you mean {near[0]!r}?" if near else f"; settings: {', '.join(keys)}"
+    raise GreedyNASError(f"unknown setting {key!r}{hint}")

@@ -1,0 +1,178 @@
+"""Losses and accuracies of many paths at once: paths form a prefix tree, and every shared prefix is computed once.
+
+That is exact, because a layer's input depends on the ops before it alone. BatchNorm statistics come from
+  batch        the evaluated images themselves, `bn_images` of them at a time,
+  recalibrate  training images, fresh for every path,
+  running      the averages kept in training (the paper's `eval()`): a mix over all paths.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from greedynas.errors import GreedyNASError
+from greedynas.paths import OpPath, parse_path
+from greedynas.supernet import Supernet
+
+BNMode = Literal["batch", "recalibrate", "running"]
+BN_MODES: tuple[BNMode, ...] = ("batch", "recalibrate", "running")
+
+
+@dataclass
+class Evaluation:
+    """Mean cross-entropy and top-1 accuracy of each path, and what it took to get them."""
+
+    losses: NDArray[np.float64]
+    accuracies: NDArray[np.float64]
+    images: int = 0  # distinct paths x images
+    layers_run: int = 0  # blocks run, counted once a chunk of images
+    layers_plain: int = 0  # what one path at a time would have run
+    correct: NDArray[np.bool_] | None = field(default=None, repr=False)  # (paths, images) when asked for
+
+
+def evaluate_paths(
+    net: Supernet,
+    paths: Sequence[Any],
+    images: Tensor,
+    labels: Tensor,
+    bn: BNMode = "batch",
+    *,
+    bn_images: int = 512,
+    calibration: Tensor | None = None,
+    precision: str = "fp32",
+    keep_correct: bool = False,
+) -> Evaluation:
+    """Evaluate paths on images in memory. `calibration` holds the training images of bn="recalibrate"."""
+    if len(images) == 0:
+        raise GreedyNASError("the evaluation set is empty")
+    chunks = torch.tensor_split(torch.arange(len(images)), num_chunks(len(images), bn_images))
+    batches = ((images[chunk], labels[chunk]) for chunk in chunks)
+    return evaluate_batches(net, paths, batches, bn, calibration=calibration, precision=precision, keep_correct=keep_correct)
+
+
+def num_chunks(images: int, bn_images: int) -> int:
+    """Chunks of nearly equal size, the nearest to `bn_images`: each has BatchNorm statistics of its own in mode `batch`."""
+    return max(1, round(images / bn_images))
+
+
+@torch.no_grad()
+def evaluate_batches(
+    net: Supernet,
+    paths: Sequence[Any],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    bn: BNMode = "batch",
+    *,
+    calibration: Tensor | None = None,
+    precision: str = "fp32",
+    keep_correct: bool = False,
+) -> Evaluation:
+    """The same over batches of images as they come; memory is bounded by one batch at each depth of the tree."""
+    if bn not in BN_MODES:
+        raise GreedyNASError(f"unknown BatchNorm mode {bn!r}; known: {', '.join(BN_MODES)}")
+    if bn == "recalibrate" and calibration is None:
+        raise GreedyNASError("recalibrated BatchNorm needs training images to calibrate on")
+    parsed = [parse_path(path, net.space) for path in paths]
+    distinct = sorted(set(parsed))
+    place = {path: i for i, path in enumerate(distinct)}
+    losses, hits = np.zeros(len(distinct)), np.zeros(len(distinct))
+    correct: list[NDArray[np.bool_]] = []
+    result = Evaluation(losses, hits)
+    seen = 0
+    with _bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
+        for images, labels in batches:
+            right = np.zeros((len(distinct), len(labels)), dtype=bool)
+            loss_sums: list[Tensor] = []
+            rights: list[Tensor] = []
+            for logits in _leaves(net, distinct, images, calibration if bn == "recalibrate" else None, result):
+                loss_sums.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
+                rights.append(logits.argmax(1) == labels)
+            losses += torch.stack(loss_sums).double().cpu().numpy()
+            right = torch.stack(rights).cpu().numpy()
+            hits += right.sum(1)
+            if keep_correct:
+                correct.append(right)
+            seen += len(labels)
+    if seen == 0:
+        raise GreedyNASError("the evaluation set is empty")
+    order = [place[path] for path in parsed]
+    result.losses, result.accuracies = losses[order] / seen, hits[order] / seen
+    result.correct = np.concatenate(correct, axis=1)[order] if keep_correct else None
+    result.images = len(distinct) * seen
+    return result
+
+
+def _leaves(
+    net: Supernet, distinct: Sequence[OpPath], images: Tensor, calibration: Tensor | None, count: Evaluation
+) -> Iterator[Tensor]:
+    """Logits of every path, in order, walking the prefix tree depth first: one activation is kept for each depth.
+
+    In sorted order a path shares with the one before it all that any earlier path could share.
+    """
+    stack = [_run(net.stem, images, calibration)]  # stack[d]: (images, calibration images) after d layers
+    previous: OpPath = ()
+    depth = len(net.space.layers)
+    for path in distinct:
+        shared = 0
+        while shared < len(previous) and path[shared] == previous[shared]:
+            shared += 1
+        del stack[shared + 1 :]
+        for layer in range(shared, depth):
+            stack.append(_run(net.layers[layer][path[layer]], *stack[-1]))  # type: ignore[index]
+        count.layers_run += depth - shared
+        count.layers_plain += depth
+        features, _ = _run(net.head, *stack[-1])
+        yield net.classifier(features.mean((2, 3)))
+        previous = path
+
+
+def _run(block: nn.Module, images: Tensor, calibration: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """One block. With calibration images, their statistics are taken first and the images are normalised by them."""
+    if calibration is None:
+        return block(images), None
+    norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.train()
+    calibration = block(calibration)  # momentum is 1 here: the running statistics become those of these images
+    for norm in norms:
+        norm.eval()
+    return block(images), calibration
+
+
+@contextmanager
+def _bn_mode(net: nn.Module, mode: BNMode) -> Iterator[None]:
+    """Evaluate with these statistics; afterwards every module and every buffer is as it was."""
+    training = {module: module.training for module in net.modules()}
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    kept = [(norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked) for norm in norms]
+    net.eval()
+    try:
+        for norm in norms:
+            if mode == "batch":  # in train mode without tracking, BatchNorm uses the batch and remembers nothing
+                norm.training, norm.track_running_stats = True, False
+            elif mode == "recalibrate":  # written into copies, which are thrown away
+                norm.momentum = 1.0
+                for name in ("running_mean", "running_var", "num_batches_tracked"):
+                    setattr(norm, name, getattr(norm, name).clone())
+        yield
+    finally:
+        for norm, (momentum, mean, variance, tracked) in zip(norms, kept, strict=True):
+            norm.track_running_stats, norm.momentum = True, momentum
+            norm.running_mean, norm.running_var, norm.num_batches_tracked = mean, variance, tracked
+        for module, was in training.items():
+            module.training = was
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """bf16 logits as float32; float64 stays."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

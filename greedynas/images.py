@@ -1,0 +1,256 @@
+"""From images as they come to pixels as networks take them: decoding, cropping, augmentation, normalisation.
+
+Decoded pixels are uint8 with the channels last, (n, side, side, channels): a crop is then one gather of whole pixels, and
+the batch that leaves `View.normalise` has torch's channels_last format without a copy.
+"""
+
+import errno
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from greedynas.errors import GreedyNASError
+from greedynas.streams import uniforms
+
+Pixels = NDArray[np.uint8]
+Numbers = NDArray[np.float64]
+
+# timm's IMAGENET_DEFAULT_MEAN and _STD, written out because importing timm.data takes seconds.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+ATTEMPTS = 10  # at a crop that lies within the image, as in torchvision's RandomResizedCrop
+ASPECTS = (3 / 4, 4 / 3)
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Unreadable(Exception):
+    """A file that is no image, or a broken one. The message is the reason, in one line."""
+
+
+def normalisation(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, for pixels in [0, 1]: ImageNet's, or their average for grey images."""
+    if channels == 3:
+        return MEAN, STD
+    if channels == 1:
+        return (sum(MEAN) / 3,), (sum(STD) / 3,)
+    raise GreedyNASError(f"images have 1 (grey) or 3 (RGB) channels, not {channels}: change the space's image_channels")
+
+
+# Decoding
+
+
+def to_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Any image as 8-bit grey (1 channel, mode L) or RGB (3): upright, transparency on white, 16 bits scaled to 8."""
+    normalisation(channels)  # refuses other numbers of channels
+    image.load()
+    image = _upright(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _to_8_bits(image)
+    elif image.mode == "LAB":
+        image = _lab_to_rgb(image)
+    elif image.has_transparency_data:
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    elif image.mode not in ("1", "L"):
+        image = image.convert("RGB")
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def square(image: Image.Image, channels: int, side: int) -> Pixels:
+    """The largest centred square, resized: (side, side, channels). The same as resizing the shorter side and cropping the
+    centre, but an image of 1 × 10,000 pixels does not become one of side × 10,000 · side."""
+    image = _decode(image, channels, shrink=min(image.size) // (2 * side))
+    width, height = image.size
+    shorter = min(width, height)
+    left, top = (width - shorter) / 2, (height - shorter) / 2
+    return _resize(image, side, (left, top, left + shorter, top + shorter))
+
+
+def random_crop(image: Image.Image, channels: int, side: int, numbers: Numbers, min_scale: float) -> Pixels:
+    """A random area of the whole image at its own resolution, resized: (side, side, channels)."""
+    width, height = image.size
+    if image.format in ("JPEG", "MPO") and _orientation(image) >= 5:
+        width, height = height, width
+    elif image.format not in ("JPEG", "MPO"):  # only in JPEG is the orientation known before decoding
+        image = to_channels(image, channels)
+        width, height = image.size
+    x, y, w, h = crop_boxes(numbers[None], np.array([width / height]), min_scale)[0]
+    image = _decode(image, channels, shrink=int(min(w * width, h * height)) // (2 * side))
+    width, height = image.size
+    return _resize(image, side, (x * width, y * height, (x + w) * width, (y + h) * height))
+
+
+def _decode(image: Image.Image, channels: int, shrink: int) -> Image.Image:
+    """`shrink`: how many times smaller the image may become at once, which large JPEGs can while they are decoded."""
+    if shrink > 1:
+        image.draft(None, (max(1, image.width // shrink), max(1, image.height // shrink)))
+    return to_channels(image, channels)
+
+
+def _resize(image: Image.Image, side: int, box: tuple[float, float, float, float]) -> Pixels:
+    left, top, right, bottom = box
+    box = (max(left, 0.0), max(top, 0.0), min(right, float(image.width)), min(bottom, float(image.height)))
+    if image.size != (side, side) or box != (0.0, 0.0, side, side):
+        image = image.resize((side, side), Image.Resampling.BILINEAR, box=box, reducing_gap=3.0)
+    return np.asarray(image).reshape(side, side, -1)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+        return value if isinstance(value, int) else 1
+    except Exception:  # malformed EXIF raises all kinds; the picture itself is fine
+        return 1
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    method = _UPRIGHT.get(_orientation(image))
+    return image if method is None else image.transpose(method)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """16 bits by their full range, floats as [0, 1] or [0, 255]; what lies outside is stretched from least to largest."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0, neginf=0)
+    low, high = float(values.min()), float(values.max())
+    tops = (1.0, 255.0) if image.mode == "F" else (65535.0,)
+    top = next((top for top in tops if low >= 0 and high <= top), None)
+    if top is None:
+        values, top = values - low, high - low
+    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+
+
+def _lab_to_rgb(image: Image.Image) -> Image.Image:
+    from PIL import ImageCms
+
+    lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    converted = ImageCms.applyTransform(image, ImageCms.buildTransform(lab, rgb, "LAB", "RGB"))
+    assert converted is not None  # it is None only when it converts in place
+    return converted
+
+
+def reason(error: Exception) -> str:
+    """Why an image cannot be read, in one line; what is the machine's fault and not the file's is raised again."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    text = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    return "no image in a known format" if text.startswith("cannot identify image file") else text
+
+
+# Augmentation
+
+
+def crop_boxes(numbers: Numbers, aspects: Numbers, min_scale: float) -> Numbers:
+    """Random areas of images with these aspects (width / height): (n, 4), x, y, w, h as fractions of width and height.
+
+    As torchvision's RandomResizedCrop: area in [min_scale, 1], aspect in [3/4, 4/3] (log-uniform), ten attempts, else the
+    largest centred crop with an allowed aspect. Every image uses up the same 2 · ATTEMPTS + 2 numbers.
+    """
+    area = min_scale + (1 - min_scale) * numbers[:, :ATTEMPTS]
+    log_low, log_high = math.log(ASPECTS[0]), math.log(ASPECTS[1])
+    aspect = np.exp(log_low + (log_high - log_low) * numbers[:, ATTEMPTS : 2 * ATTEMPTS])
+    w, h = np.sqrt(area * aspect / aspects[:, None]), np.sqrt(area / aspect * aspects[:, None])
+    fits = (w <= 1) & (h <= 1)
+    first, some, rows = fits.argmax(axis=1), fits.any(axis=1), np.arange(len(numbers))
+    nearest = np.clip(aspects, *ASPECTS)
+    w = np.where(some, w[rows, first], np.minimum(nearest / aspects, 1))
+    h = np.where(some, h[rows, first], np.minimum(aspects / nearest, 1))
+    position = np.where(some[:, None], numbers[:, 2 * ATTEMPTS : 2 * ATTEMPTS + 2], 0.5)
+    return np.stack([position[:, 0] * (1 - w), position[:, 1] * (1 - h), w, h], axis=1)
+
+
+@dataclass(frozen=True)
+class View:
+    """How the images of a set are seen. Plain data, so that worker processes can have it."""
+
+    size: int  # of the network's input
+    stored: int  # of the squares that are kept; evaluation sees their centre
+    channels: int
+    augment: Literal["none", "pad_crop", "resized_crop"]
+    pad: int
+    min_scale: float
+    flip: bool
+    seed: int
+
+    def numbers(self, epoch: int, samples: NDArray[np.int64]) -> Numbers:
+        """The random numbers of the samples' augmentation in an epoch: (n, count), the last one for the flip."""
+        count = {"none": 1, "pad_crop": 3, "resized_crop": 2 * ATTEMPTS + 3}[self.augment]
+        return uniforms(self.seed, "augment", epoch, samples, count)
+
+    def plan(self, epoch: int, samples: NDArray[np.int64]) -> Tensor:
+        """What happens to each sample in an epoch, as `augmented` takes it: (n, 3) top, left, flip, or (n, 5) box, flip."""
+        chunks = [self._plan(self.numbers(epoch, chunk)) for chunk in np.split(samples, range(65536, len(samples), 65536))]
+        return torch.from_numpy(np.concatenate(chunks))
+
+    def _plan(self, numbers: Numbers) -> NDArray[np.int64] | NDArray[np.float32]:
+        flips = self.flips(numbers)[:, None]
+        if self.augment == "resized_crop":
+            boxes = crop_boxes(numbers, np.ones(len(numbers)), self.min_scale)
+            return np.concatenate([boxes, flips], axis=1).astype(np.float32)
+        if self.augment == "pad_crop":
+            corners = np.floor(numbers[:, :2] * (self.stored - self.size + 2 * self.pad + 1)) - self.pad
+        else:
+            corners = np.full((len(numbers), 2), self._margin)
+        return np.concatenate([corners, flips], axis=1).astype(np.int64)
+
+    def flips(self, numbers: Numbers) -> NDArray[np.bool_]:
+        return (numbers[:, -1] < 0.5) & self.flip & (self.augment != "none")
+
+    def augmented(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
+        """The rows of stored squares, augmented by their plan: (n, size, size, channels), 0 to 255."""
+        if self.augment == "resized_crop":
+            return self._zoomed(pixels, rows, plan)
+        return self._shifted(pixels, rows, plan)
+
+    def centre(self, pixels: Tensor) -> Tensor:
+        """What evaluation sees of stored squares: (n, size, size, channels)."""
+        end = self._margin + self.size
+        return pixels[:, self._margin : end, self._margin : end]
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """0 to 255 with the channels last -> normalised float32 (n, channels, size, size), channels_last."""
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in normalisation(self.channels))
+        scale, shift = (1 / (255 * std)).float().to(pixels.device), (-mean / std).float().to(pixels.device)
+        return pixels.to(torch.float32, copy=True).mul_(scale).add_(shift).permute(0, 3, 1, 2)
+
+    @property
+    def _margin(self) -> int:
+        return (self.stored - self.size) // 2
+
+    def _shifted(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
+        """Crops that may hang over the edge, where pixels are 0: one gather for the batch."""
+        top, left, flip = plan[:, :, None].unbind(1)  # each (n, 1)
+        steps = torch.arange(self.size, device=pixels.device)
+        y = top + steps
+        x = left + torch.where(flip > 0, self.size - 1 - steps, steps)
+        inside = ((y >= 0) & (y < self.stored))[:, :, None] & ((x >= 0) & (x < self.stored))[:, None, :]
+        y, x = y.clamp_(0, self.stored - 1), x.clamp_(0, self.stored - 1)
+        return pixels[rows[:, None, None], y[:, :, None], x[:, None, :]].mul_(inside[..., None])
+
+    def _zoomed(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
+        """Areas resized to the input's size by bilinear sampling; they are hardly ever larger than it, so that no
+        smoothing is needed before."""
+        x, y, w, h, flip = plan[:, :, None].unbind(1)  # each (n, 1), in fractions of the square
+        steps = (torch.arange(self.size, device=pixels.device) + 0.5) / self.size
+        across = 2 * (x + w * torch.where(flip > 0, 1 - steps, steps)) - 1  # grid_sample's coordinates: -1 to 1
+        down = 2 * (y + h * steps) - 1
+        grid = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), dim=-1)
+        squares = pixels[rows].permute(0, 3, 1, 2).float()
+        sampled = torch.nn.functional.grid_sample(squares, grid, padding_mode="border", align_corners=False)
+        return sampled.permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,164 @@
+"""The run directory: configuration, log, metrics, checkpoints. Nothing in it is executed when it is loaded."""
+
+import fcntl
+import hashlib
+import json
+import logging
+import platform
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from greedynas.config import Config, validated
+from greedynas.errors import GreedyNASError
+from greedynas.files import TEMPORARY, write_atomically
+from greedynas.space import read_yaml
+
+SCHEMA_VERSION = 1
+KEEP = 2  # checkpoints
+# Settings that do not change what is computed: they may differ when a run is resumed.
+FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "data.workers", "device"}
+_CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
+
+logger = logging.getLogger("greedynas")
+
+
+class Run:
+    """One run on disk. Opening it takes a lock that ends with the process, however that ends."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.supernet = folder / "supernet"
+        self.metrics = folder / "metrics.jsonl"
+        self._lock = (folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+        self._log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(self._log)
+
+    @classmethod
+    def start(cls, folder: Path, config: Config) -> "Run":
+        """A new run, or the same one again: other settings in a directory that has a run are refused with a list."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".lock").touch()
+        except OSError as error:
+            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
+        ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
+        if not (folder / "config.yaml").exists() and {entry.name for entry in folder.iterdir()} - ours:
+            raise GreedyNASError(f"{folder} is not empty and not a greedynas run; name another --out")
+        run = cls(folder)
+        if (folder / "config.yaml").exists():
+            refuse_differences(folder, run.config(), config)
+        write_atomically(folder / "config.yaml", config_text(config).encode())
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        """A run that exists."""
+        if not (folder / "config.yaml").is_file():
+            raise GreedyNASError(f"{folder} is not a run directory (it has no config.yaml); greedynas train makes one")
+        return cls(folder)
+
+    def config(self) -> Config:
+        return read_config(self.folder)
+
+    def close(self) -> None:
+        logger.removeHandler(self._log)
+        self._log.close()
+        self._lock.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Checkpoints: one file each, named after its step and its content
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Write a checkpoint and drop all but the newest two."""
+        self.supernet.mkdir(exist_ok=True)
+        data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        write_atomically(self.supernet / f"step-{step:09d}-{digest}.safetensors", data)
+        for file in self.checkpoints()[KEEP:]:
+            file.unlink()
+        for file in self.supernet.glob(f"*{TEMPORARY}"):  # left by a crash
+            file.unlink()
+
+    def checkpoints(self) -> list[Path]:
+        """Newest first."""
+        files = self.supernet.glob("step-*.safetensors") if self.supernet.is_dir() else []
+        return sorted((file for file in files if _CHECKPOINT.fullmatch(file.name)), reverse=True)
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint that is whole. A damaged one is named and passed over."""
+        for file in self.checkpoints():
+            try:
+                return _read_checkpoint(file)
+            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                logger.warning("checkpoint %s is damaged (%s); going back to the one before", file.name, error)
+        return None
+
+
+def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    match = _CHECKPOINT.fullmatch(file.name)
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+    if match is None or digest != match[2]:
+        raise ValueError("its content does not fit its name")
+    with safe_open(file, framework="pt") as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
+        return tensors, json.loads(handle.metadata()["state"])
+
+
+def read_config(folder: Path) -> Config:
+    data = read_yaml(folder / "config.yaml", "config")
+    if data.pop("schema_version", None) != SCHEMA_VERSION:
+        raise GreedyNASError(f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas")
+    data.pop("versions", None)
+    return validated(data, f"{folder}/config.yaml")
+
+
+def config_text(config: Config) -> str:
+    data = {"schema_version": SCHEMA_VERSION, **config.model_dump(mode="json"), "versions": versions()}
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def versions() -> dict[str, Any]:
+    """What the results may depend on besides the settings."""
+    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("greedynas", "torch", "torchvision", "timm", "triton", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found | {"threads": torch.get_num_threads(), "cuda": torch.version.cuda}
+
+
+def refuse_differences(folder: Path, old: Config, new: Config) -> None:
+    before, after = (dict(_flatten(config.model_dump(mode="json"))) for config in (old, new))
+    changed = [key for key in before if before[key] != after.get(key) and key not in FREE]
+    if changed:
+        told = "; ".join(f"{key} is {before[key]!r} there, {after.get(key)!r} here" for key in changed)
+        raise GreedyNASError(f"{folder} holds a run with other settings: {told:.600}. Name another --out, or use the same settings")
+
+
+def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flatten(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner

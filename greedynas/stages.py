@@ -1,0 +1,144 @@
+"""The stages of a job, each on one run directory: what the verbs of the command line call."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from greedynas.config import Config
+from greedynas.data import open_data
+from greedynas.errors import GreedyNASError
+from greedynas.runs import Run, logger, versions
+from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
+from greedynas.state import TrainState
+from greedynas.streams import torch_stream
+from greedynas.supernet import Supernet
+from greedynas.training import train_supernet
+
+
+def train_stage(config: Config, folder: Path, console: Console) -> dict[str, Any]:
+    """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
+    device = choose_device(config.device)
+    precision, eval_precision = choose_precisions(config, device)
+    # Data first: a source that cannot be read leaves no run directory behind.
+    data = open_data(
+        config.data,
+        image_size=config.space.image_size,
+        image_channels=config.space.image_channels,
+        seed=config.seed,
+        device=device,
+    )
+    if config.train.sampler == "greedy" and config.train.filter_images > len(data.val):
+        raise GreedyNASError(
+            f"train.filter_images = {config.train.filter_images} but there are {len(data.val)} validation images; "
+            "lower it or raise data.val_images"
+        )
+    with Run.start(folder, config) as run:
+        for note in data.notes:
+            logger.info("%s", note)
+            console.print(note, highlight=False, markup=False)
+        space = config.space.adapt(num_classes=len(data.class_names))
+        net = Supernet(space, generator=torch_stream(config.seed, "init")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
+        console.print(plan_table(config, len(data.train)))
+        state = train_supernet(
+            net,
+            data,
+            config.train,
+            seed=config.seed,
+            precision=precision,
+            eval_precision=eval_precision,
+            run=run,
+            console=console,
+        )
+    return summary(state)
+
+
+def summary(state: TrainState) -> dict[str, Any]:
+    return {
+        "steps": state.step,
+        "epochs": state.epoch,
+        "stopped": state.stopped,
+        "pool": len(state.pool),
+        "pool_best_loss": state.pool.best(1)[0][1] if len(state.pool) else None,
+        "pi": state.novelty,
+        "optimization_images": state.optimization_images,
+        "evaluation_images": state.evaluation_images,
+        "corrected_images": state.corrected_images,
+        "measured_ratio": state.measured_ratio,
+        "seconds": state.seconds,
+    }
+
+
+def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
+    """What the training will cost in images, before it starts; by the preset's expectation where no data is read yet."""
+    images = train_images or (config.expect and config.expect.train_images)
+    if images is None:
+        raise GreedyNASError(f"the plan of {config.name} depends on the data; name it with --data")
+    schedule = Schedule(config.train, images)
+    costs = {}
+    epochs = {"at most": config.train.max_epochs}
+    if config.expect is not None and config.train.stopping and config.train.sampler == "greedy":
+        epochs["stopping as in the paper"] = config.expect.epochs
+    for label, count in epochs.items():
+        optimization, evaluation = schedule.predicted_images(count, max(config.space.num_ops))
+        costs[label] = {
+            "epochs": count,
+            "optimization_images": optimization,
+            "evaluation_images": evaluation,
+            "corrected_images": corrected_images(optimization, evaluation),
+        }
+    return {
+        "train_images": images,
+        "steps_per_epoch": schedule.steps_per_epoch,
+        "steps": schedule.steps,
+        "warmup_steps": schedule.warmup,
+        "costs": costs,
+        "supplement_corrected_images": supplement_corrected_images() if config.expect is not None else None,
+    }
+
+
+def plan_table(config: Config, train_images: int | None = None) -> Table:
+    facts = plan(config, train_images)
+    table = Table(title=f"Plan: {config.train.sampler} training of {config.space.name}", title_justify="left")
+    for column in ("", "epochs", "optimization images", "evaluation images", f"corrected (r = {PAPER_RATIO})"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, cost in facts["costs"].items():
+        images = (cost["optimization_images"], cost["evaluation_images"], cost["corrected_images"])
+        table.add_row(label, str(cost["epochs"]), *(_millions(count) for count in images))
+    if facts["supplement_corrected_images"] is not None:
+        told = _millions(facts["supplement_corrected_images"])
+        table.add_row("the paper's supplement (no warm-up)", "46", "56.6M", "110.4M", told)
+    table.caption = (
+        f"{facts['train_images']:,} training images, {facts['steps_per_epoch']:,} steps an epoch, "
+        f"{facts['warmup_steps']:,} steps of warm-up"
+    )
+    return table
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise GreedyNASError("device is cuda, but PyTorch sees no GPU here; use device=cpu")
+    return torch.device(name)
+
+
+def choose_precisions(config: Config, device: torch.device) -> tuple[str, str]:
+    """(training, evaluation). bf16 where it pays: on GPUs, and for evaluation on CPUs that compute in it."""
+    training = config.precision if config.precision != "auto" else ("bf16" if device.type == "cuda" else "fp32")
+    if config.eval_precision != "auto":
+        return training, config.eval_precision
+    return training, "bf16" if device.type == "cuda" or (device.type == "cpu" and cpu_has_bf16()) else "fp32"
+
+
+def cpu_has_bf16() -> bool:
+    """Native bf16 instructions; emulated ones are slower than fp32."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(check() for name in checks if callable(check := getattr(torch.cpu, name, None)))
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:,.1f}M" if count >= 1e6 else f"{count:,.0f}"

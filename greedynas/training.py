@@ -1,0 +1,240 @@
+"""Greedy training of a supernet: Algorithm 2 of the paper, and its rivals in the same loop."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from greedynas.config import TrainSettings
+from greedynas.data import Data
+from greedynas.evaluation import autocast, evaluate_paths, full_precision
+from greedynas.files import write_json
+from greedynas.paths import OpPath
+from greedynas.pool import CandidatePool
+from greedynas.runs import Run, logger
+from greedynas.sampling import Filtered, fair_paths, filter_paths, sample_paths
+from greedynas.schedule import Schedule
+from greedynas.state import TrainState, restore_state, save_state
+from greedynas.streams import stream
+from greedynas.supernet import Supernet
+from greedynas.telemetry import Recorder, diverged
+
+
+def train_supernet(
+    net: Supernet,
+    data: Data,
+    settings: TrainSettings,
+    *,
+    seed: int = 0,
+    precision: str = "fp32",
+    eval_precision: str = "fp32",
+    run: Run | None = None,
+    console: Console | None = None,
+) -> TrainState:
+    """Algorithm 2: every k steps sample and filter paths and update the pool, then train each kept path on one batch.
+
+    With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted.
+    """
+    schedule = Schedule(settings, len(data.train))
+    optimizer = make_optimizer(net, settings)
+    state = (run and restore_state(run, net, optimizer)) or TrainState(CandidatePool(settings.pool_size))
+    if state.stopped is not None:
+        return state
+    with Recorder(run and run.folder, schedule, state, net.space, console) as recorder:
+        checkpoint = Checkpointing(run, state, recorder, net, optimizer, settings)
+        while state.stopped is None:
+            done = state.step - state.epoch * schedule.steps_per_epoch
+            for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
+                if not state.waiting:
+                    rng = stream(seed, "paths", state.draws)
+                    if schedule.filters(state.step):
+                        epsilon = schedule.epsilon(state.step)
+                        filtered = filter_on_validation(net, data, settings, rng, seed, state, epsilon, eval_precision)
+                        for path, loss in filtered.kept:
+                            state.pool.update(path, loss)
+                        state.waiting = [[path] for path, _ in filtered.kept]
+                        state.evaluation_images += filtered.evaluated * settings.filter_images
+                        recorder.filtering(filtered, epsilon)
+                    elif settings.sampler == "fair":
+                        state.waiting = [fair_paths(net.space, rng)]
+                    else:
+                        state.waiting = [sample_paths(net.space, 1, rng)]
+                    state.draws += 1
+                paths = state.waiting.pop(0)
+                lr = schedule.lr(state.step)
+                loss = train_step(net, optimizer, images, labels, paths, lr, settings, data.class_weights, precision)
+                state.step += 1
+                state.optimization_images += len(images) * len(paths)
+                recorder.step(loss, paths[0])
+                checkpoint.if_due(paths[0])
+            state.epoch += 1
+            state.novelty = state.pool.novelty(state.snapshot) if state.pool.full else None
+            state.snapshot = sorted(state.pool)
+            state.stopped = why_stop(state, settings)
+            if state.measured_ratio is None:
+                state.measured_ratio = measure_ratio(net, data, settings, precision, eval_precision)
+            recorder.epoch()
+            logger.info("epoch %d of %d%s", state.epoch, settings.max_epochs, _pool_told(state))
+        checkpoint.now()
+    logger.info("supernet trained for %d epochs: %s", state.epoch, state.stopped)
+    return state
+
+
+def why_stop(state: TrainState, settings: TrainSettings) -> str | None:
+    """The stopping principle, at the end of an epoch: few new paths in a full pool since the end of the epoch before."""
+    if settings.stopping and state.novelty is not None and state.novelty <= settings.alpha:
+        return f"the pool is steady (π = {state.novelty:.3f} ≤ {settings.alpha})"
+    return "max_epochs reached" if state.epoch >= settings.max_epochs else None
+
+
+def filter_on_validation(
+    net: Supernet,
+    data: Data,
+    settings: TrainSettings,
+    rng: np.random.Generator,
+    seed: int,
+    state: TrainState,
+    epsilon: float,
+    precision: str,
+) -> Filtered:
+    """Algorithm 1 on the current supernet, with validation images that are new for every filtering."""
+    chosen = data.val.balanced(settings.filter_images, stream(seed, "filter images", state.draws))
+    images, labels = data.val.eval_batch(chosen)
+    calibration = None
+    if settings.bn == "recalibrate":
+        count = min(settings.calibration_images, len(data.train))
+        among = stream(seed, "calibration images", state.draws).choice(len(data.train), count, replace=False)
+        calibration, _ = data.train.eval_batch(among)
+
+    def losses(paths: Sequence[OpPath]) -> Sequence[float]:
+        bn = {"bn": settings.bn, "bn_images": settings.bn_images, "calibration": calibration}
+        result = evaluate_paths(net, paths, images, labels, **bn, precision=precision)  # type: ignore[arg-type]
+        # A path whose loss overflows is the worst of all. If that is every path, the weights are broken.
+        found = np.nan_to_num(result.losses, nan=np.inf)
+        if np.isinf(found).all():
+            raise diverged(state.step, paths[0], net.space)
+        return found.tolist()
+
+    m = settings.m if settings.filtering else settings.k
+    return filter_paths(net.space, losses, m, settings.k, rng, state.pool, epsilon)
+
+
+def train_step(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    paths: Sequence[OpPath],
+    lr: float,
+    settings: TrainSettings,
+    class_weights: Tensor | None,
+    precision: str,
+) -> Tensor:
+    """One update. Gradients of several paths on the same batch (`fair`) add up before it. Returns the mean loss."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=True)  # paths that are not trained have no gradient, not a zero one
+    total = torch.zeros((), device=images.device)
+    for path in paths:
+        with autocast(images.device, precision):
+            logits = net(images, path)
+        loss = F.cross_entropy(full_precision(logits), labels, class_weights, label_smoothing=settings.label_smoothing)
+        loss.backward()
+        total += loss.detach()
+    if settings.clip_grad is not None:
+        nn.utils.clip_grad_norm_([p for p in net.parameters() if p.grad is not None], settings.clip_grad)
+    optimizer.step()
+    return total / len(paths)
+
+
+def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum; no weight decay on BatchNorm and biases."""
+    from timm.optim import param_groups_weight_decay
+
+    groups = param_groups_weight_decay(net, settings.weight_decay)
+    return torch.optim.SGD(groups, settings.lr, settings.momentum, nesterov=settings.momentum > 0)
+
+
+def measure_ratio(net: Supernet, data: Data, settings: TrainSettings, precision: str, eval_precision: str) -> float:
+    """Time of a training step over that of a forward evaluation of the same images, on a copy of one path."""
+    images, labels = data.val.eval_batch(np.arange(min(settings.batch_size, len(data.val))))
+    network = net.subnet([count - 1 for count in net.space.num_ops]).train()
+    optimizer = make_optimizer(network, settings)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        with autocast(images.device, precision):
+            logits = network(images)
+        F.cross_entropy(full_precision(logits), labels).backward()
+        optimizer.step()
+
+    def evaluate() -> None:
+        with torch.no_grad(), autocast(images.device, eval_precision):
+            network(images)
+
+    return _seconds(train, images.device) / _seconds(evaluate, images.device)
+
+
+def _seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
+    """Median time, after one call to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+class Checkpointing:
+    """Saves when it is time to; nothing is saved that is not finite."""
+
+    def __init__(
+        self,
+        run: Run | None,
+        state: TrainState,
+        recorder: Recorder,
+        net: Supernet,
+        optimizer: torch.optim.Optimizer,
+        settings: TrainSettings,
+    ):
+        self.run, self.state, self.recorder, self.net, self.optimizer = run, state, recorder, net, optimizer
+        self.settings = settings
+        self.path: OpPath | None = None
+        self.last = time.monotonic()
+
+    def if_due(self, path: OpPath) -> None:
+        """After an update of this path."""
+        self.path = path
+        every = self.settings.checkpoint_steps
+        by_steps = every is not None and self.state.step % every == 0
+        if by_steps or time.monotonic() - self.last > 60 * self.settings.checkpoint_minutes:
+            self.now()
+
+    def now(self) -> None:
+        if self.run is None:
+            return
+        self.recorder.flush()
+        if not all(parameter.isfinite().all() for parameter in self.net.parameters()):
+            raise diverged(self.state.step, self.path, self.net.space)
+        write_pool(self.run, self.state.pool)
+        save_state(self.run, self.state, self.net, self.optimizer)
+        self.last = time.monotonic()
+
+
+def write_pool(run: Run, pool: CandidatePool) -> None:
+    """The pool for people and for the search; the checkpoint has its own copy."""
+    run.supernet.mkdir(exist_ok=True)
+    write_json(run.supernet / "pool.json", [{"path": path, "loss": loss} for path, loss in pool.best()])
+
+
+def _pool_told(state: TrainState) -> str:
+    if state.novelty is not None:
+        return f", π = {state.novelty:.3f}"
+    return f", {len(state.pool)} paths in the pool" if len(state.pool) else ""

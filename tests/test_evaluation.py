@@ -1,0 +1,128 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from greedynas import GreedyNASError, Supernet, evaluate_paths, load_space
+from greedynas.evaluation import BN_MODES
+from tests.strategies import paths_of, spaces
+from tests.test_supernet import with_lively_statistics
+
+
+def one_at_a_time(net, path, images, labels, bn, chunks, calibration):
+    """The plain way: the path as a network of its own, its BatchNorm put into the mode by hand."""
+    network = net.subnet(path).double()
+    norms = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    network.eval()
+    with torch.no_grad():
+        if bn == "recalibrate":
+            for norm in norms:
+                norm.momentum = 1.0
+                norm.train()
+            network(calibration.double())
+            network.eval()
+        elif bn == "batch":
+            for norm in norms:
+                norm.running_mean = norm.running_var = None
+        logits = torch.cat([network(images[chunk].double()) for chunk in torch.tensor_split(torch.arange(len(images)), chunks)])
+    return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_shared_prefixes_equal_one_path_at_a_time(data):
+    space = data.draw(spaces()).adapt(image_size=54)
+    net = with_lively_statistics(Supernet(space, generator=torch.Generator().manual_seed(0))).double()
+    paths = data.draw(st.lists(paths_of(space), min_size=1, max_size=6))
+    bn = data.draw(st.sampled_from(BN_MODES))
+    generator = torch.Generator().manual_seed(1)
+    shape = (space.image_channels, 54, 54)
+    images, calibration = (torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (7, 5))
+    labels = torch.randint(0, space.num_classes, (7,), generator=generator)
+    chunks = data.draw(st.integers(1, 3))
+    result = evaluate_paths(net, paths, images, labels, bn, bn_images=-(-7 // chunks), calibration=calibration)
+    chunks = max(1, round(7 / -(-7 // chunks)))
+    expected = [one_at_a_time(net, path, images, labels, bn, chunks, calibration) for path in paths]
+    np.testing.assert_allclose(result.losses, [loss for loss, _ in expected], rtol=1e-6)
+    np.testing.assert_allclose(result.accuracies, [accuracy for _, accuracy in expected])
+    assert result.images == 7 * len(set(paths))
+    # Every distinct prefix once for each chunk of images.
+    prefixes = {path[: depth + 1] for path in paths for depth in range(len(path))}
+    assert result.layers_run == chunks * len(prefixes)
+    assert result.layers_plain == chunks * len(set(paths)) * len(space.layers)
+
+
+def test_blocks_really_run_once_for_each_prefix():
+    net = Supernet("macro")
+    runs = []
+    for layer in net.layers:
+        for block in layer:
+            block.register_forward_hook(lambda *_: runs.append(1))
+    paths = [(0,) * 8, (0,) * 7 + (1,), (0,) * 8, (1, *(0,) * 7)]
+    evaluate_paths(net, paths, torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long))
+    assert len(runs) == 8 + 1 + 8
+
+
+def test_ranking_all_of_macro_runs_under_a_fifth_of_the_layers():
+    space = load_space("macro").adapt(image_size=8)
+    paths = list(itertools.product(range(3), repeat=8))
+    result = evaluate_paths(Supernet(space), paths, torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))
+    assert result.layers_run == sum(3**depth for depth in range(1, 9))
+    assert result.layers_run < 0.2 * result.layers_plain
+    assert len(np.unique(result.losses)) > 6000
+
+
+@pytest.mark.parametrize("bn", BN_MODES)
+def test_evaluation_leaves_everything_as_it_was(bn):
+    net = with_lively_statistics(Supernet("macro")).train()
+    net.layers[0].eval()  # an odd mixture of modes must come back too
+    modes = [module.training for module in net.modules()]
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    storages = [tensor.data_ptr() for tensor in net.state_dict().values()]
+    rng = torch.get_rng_state()
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    evaluate_paths(net, [(1,) * 8, (2,) * 8], images, torch.zeros(8, dtype=torch.long), bn, calibration=images)
+    assert [module.training for module in net.modules()] == modes
+    assert [tensor.data_ptr() for tensor in net.state_dict().values()] == storages
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch.equal(rng, torch.get_rng_state())
+    assert all(norm.track_running_stats for norm in net.modules() if isinstance(norm, torch.nn.BatchNorm2d))
+
+
+def test_statistics_of_a_batch_depend_on_the_setting_alone():
+    """The same images in other chunks of memory must not change a result: the group is a setting."""
+    net = Supernet("fashion").double()
+    images = torch.randn(12, 1, 28, 28, dtype=torch.float64)
+    labels = torch.arange(12) % 10
+    whole = evaluate_paths(net, [(1,) * 8], images, labels, "batch", bn_images=12).losses
+    halves = [evaluate_paths(net, [(1,) * 8], images[part], labels[part], "batch", bn_images=6).losses for part in (slice(6), slice(6, 12))]
+    grouped = evaluate_paths(net, [(1,) * 8], images, labels, "batch", bn_images=6).losses
+    np.testing.assert_allclose(grouped, sum(halves) / 2)
+    assert abs(grouped - whole) > 1e-6
+    running = [evaluate_paths(net, [(1,) * 8], images, labels, "running", bn_images=size).losses for size in (1, 5, 12)]
+    assert np.ptp(running) < 1e-9
+
+
+def test_correctness_by_image():
+    net = Supernet("fashion")
+    images, labels = torch.randn(6, 1, 28, 28), torch.arange(6)
+    result = evaluate_paths(net, [(1,) * 8, (2,) * 8], images, labels, bn_images=3, keep_correct=True)
+    assert result.correct.shape == (2, 6)
+    np.testing.assert_allclose(result.correct.mean(1), result.accuracies)
+
+
+def test_wrong_inputs():
+    net, images, labels = Supernet("macro"), torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(GreedyNASError, match="empty"):
+        evaluate_paths(net, [(0,) * 8], images[:0], labels[:0])
+    with pytest.raises(GreedyNASError, match="unknown BatchNorm mode 'none'"):
+        evaluate_paths(net, [(0,) * 8], images, labels, "none")
+    with pytest.raises(GreedyNASError, match="calibrate"):
+        evaluate_paths(net, [(0,) * 8], images, labels, "recalibrate")
+    with pytest.raises(GreedyNASError, match="has 8 ops"):
+        evaluate_paths(net, [(0,) * 7], images, labels)

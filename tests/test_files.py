@@ -1,0 +1,42 @@
+import json
+import os
+
+import pytest
+
+from greedynas.files import Records, write_atomically, write_json
+
+
+def test_a_write_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    write_json(file, {"version": 1})
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+            with pytest.raises(OSError, match="no space"):
+                write_atomically(file, b"half of the new ver")
+        assert json.loads(file.read_text()) == {"version": 1}
+    write_json(file, {"version": 2})
+    assert json.loads(file.read_text()) == {"version": 2}
+
+
+def test_records_are_cut_back_to_a_remembered_length(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    records = Records(file)
+    records.write(step=1)
+    length = records.flush()
+    records.write(step=2)
+    records.flush()
+    with file.open("ab") as handle:
+        handle.write(b'{"step": 3, "los')  # what a crash leaves
+    again = Records(file, length)
+    again.write(step=2.5)
+    again.flush()
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [{"step": 1}, {"step": 2.5}]
+
+
+def test_records_shorter_than_remembered_are_not_padded(tmp_path):
+    """Metrics that were lost (the file deleted, say) must not be padded with zero bytes."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n')
+    Records(file, 500).flush()
+    assert file.read_bytes() == b'{"step": 1}\n'

@@ -1,0 +1,85 @@
+import math
+
+import pytest
+
+from greedynas.config import TrainSettings
+from greedynas.pool import CandidatePool
+from greedynas.schedule import Schedule, corrected_images, supplement_corrected_images
+from greedynas.state import TrainState
+from greedynas.training import why_stop
+
+
+def test_the_supplements_numbers():
+    assert round(supplement_corrected_images() / 1e6, 1) == 89.7
+
+
+def test_the_imagenet_presets_own_prediction():
+    schedule = Schedule(TrainSettings(), 1_231_167)
+    assert schedule.steps_per_epoch == 1202
+    assert schedule.warmup == 10_000
+    optimization, evaluation = schedule.predicted_images(46)
+    assert round(corrected_images(optimization, evaluation) / 1e6, 1) == 83.8
+
+
+def test_learning_rate_is_a_cosine_over_max_epochs():
+    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10), 100)
+    assert schedule.steps == 100
+    assert schedule.lr(0) == pytest.approx(0.12)
+    assert schedule.lr(50) == pytest.approx(0.06)
+    assert schedule.lr(25) == pytest.approx(0.06 * (1 + math.cos(math.pi / 4)))
+    assert 0 < schedule.lr(99) < 1e-4
+
+
+def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
+    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=20), 100)
+    assert schedule.epsilon(0) == schedule.epsilon(20) == 0
+    assert schedule.epsilon(99) == pytest.approx(0.8)
+    assert schedule.epsilon(60) - schedule.epsilon(40) == pytest.approx(schedule.epsilon(80) - schedule.epsilon(60))
+    off = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=20, pool_sampling=False), 100)
+    assert off.epsilon(99) == 0
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (17, 17), (0.25, 25), (0.0, 0), (1.0, 100)])
+def test_warm_up_as_steps_or_as_a_share(warmup, steps):
+    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=warmup), 100)
+    assert schedule.warmup == steps
+    assert not schedule.filters(steps - 1)
+    assert schedule.filters(steps)
+
+
+def test_which_switches_need_losses():
+    def filters(**settings):
+        return Schedule(TrainSettings(warmup=0, **settings), 10_000).filters(0)
+
+    assert filters()
+    assert filters(filtering=False)  # the pool still needs them
+    assert not filters(filtering=False, pool_sampling=False, stopping=False)
+    assert not filters(sampler="uniform")
+    assert not filters(sampler="fair")
+
+
+def history(stopping=True):
+    """Pools of size 4 at the ends of epochs, with the epoch after which training stops."""
+    settings = TrainSettings(pool_size=5, alpha=0.2, stopping=stopping, max_epochs=6)
+    pool = CandidatePool(5)
+    state = TrainState(pool)
+    paths_by_epoch = [[0, 1], [0, 1], [2, 3, 4], [5, 6], [7], [8]]  # smaller losses as it goes: newcomers push others out
+    stopped_at = None
+    for epoch, names in enumerate(paths_by_epoch, 1):
+        for name in names:
+            pool.update((name,), 10.0 - name)
+        state.epoch = epoch
+        state.novelty = pool.novelty(state.snapshot) if pool.full else None
+        state.snapshot = sorted(pool)
+        if stopped_at is None and why_stop(state, settings) is not None:
+            stopped_at = epoch, state.novelty
+    return stopped_at
+
+
+def test_training_stops_in_the_epoch_where_the_pool_is_steady_and_not_before_it_is_full():
+    # Epoch 2 brings nothing new, but the pool is not full; 3 fills it (3/5 new), 4 brings 2/5, 5 one of five: 0.2.
+    assert history() == (5, pytest.approx(0.2))
+
+
+def test_without_stopping_training_runs_to_the_end():
+    assert history(stopping=False)[0] == 6
