@@ -1,6 +1,7 @@
 """The command line: one verb a job. Wrong input is one line on stderr and exit code 2."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -77,25 +78,37 @@ def describe(
         describing.show_catalogue(_console())
 
 
-@app.command(epilog="Example: greedynas train cifar10 --data photos/ --out runs/photos --set train.max_epochs=50 --seed 1")
+@app.command(
+    epilog="Example: greedynas train cifar10 --data photos/ --out runs/photos --set train.max_epochs=50 --seed 1"
+)
 def train(
     preset: Annotated[str, typer.Argument(help="A preset (fashion, cifar10, imagenet, imagenet-se) or a YAML file.")],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A folder with train/ and val/ or test/, a folder of class folders, a timm name, or fashion."),
+        typer.Option(
+            "--data", help="A folder with train/ and val/ or test/, a folder of class folders, a timm name, or fashion."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run directory; the same command again resumes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run directory; the same command again resumes.")
+    ] = None,
     sampler: Annotated[str | None, typer.Option("--sampler", help="greedy, uniform or fair.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as you like.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of every random stream.")] = None,
-    only_plan: Annotated[bool, typer.Option("--plan", help="Print the resolved settings and the cost, train nothing.")] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Print the resolved settings and the cost, train nothing.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a supernet: greedy (Algorithms 1 and 2), or one of the methods it is compared with."""
     from greedynas.config import load_config, parse_assignments
 
     changes = parse_assignments(settings or [])
-    changes |= {key: value for key, value in (("data.source", data), ("train.sampler", sampler), ("seed", seed)) if value is not None}
+    changes |= {
+        key: value
+        for key, value in (("data.source", data), ("train.sampler", sampler), ("seed", seed))
+        if value is not None
+    }
     config = load_config(preset, changes)
     if only_plan:
         from greedynas.stages import plan, plan_table
@@ -135,6 +148,7 @@ def demo() -> None:
 
 def main() -> None:
     """Run the command line; every expected failure is one line and exit code 2."""
+    _show_warnings()
     try:
         code = app(standalone_mode=False)
     except GreedyNASError as error:
@@ -148,6 +162,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warnings() -> None:
+    """What goes wrong without stopping the work (a damaged checkpoint, a skipped image) is shown as well as logged."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logging.getLogger("greedynas").addHandler(handler)
 
 
 def _fail(message: str) -> None:

@@ -33,7 +33,9 @@ class TrainSettings(BaseModel):
     # Candidate pool
     pool_size: Count = 1000
     epsilon: Fraction = 0.8  # probability of sampling from the pool at the end; 0 when warm-up ends, linear in between
-    warmup: Annotated[int | float, Field(ge=0)] = 10_000  # steps of uniform sampling first (an int), or a share of all (a float)
+    warmup: Annotated[int | float, Field(ge=0)] = (
+        10_000  # steps of uniform sampling first (an int), or a share of all (a float)
+    )
     alpha: Fraction = 0.08  # stop at the end of the epoch in which no more than this share of the pool is new
     # Ablation
     filtering: bool = True  # off: all sampled paths are trained (m = k)
@@ -57,9 +59,13 @@ class TrainSettings(BaseModel):
         if self.k > self.m:
             raise GreedyNASError(f"train.k = {self.k} paths cannot be kept of train.m = {self.m}")
         if self.pool_size < self.k:
-            raise GreedyNASError(f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering")
+            raise GreedyNASError(
+                f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering"
+            )
         if isinstance(self.warmup, float) and self.warmup > 1:
-            raise GreedyNASError(f"train.warmup = {self.warmup} as a share must be at most 1 (write an integer for steps)")
+            raise GreedyNASError(
+                f"train.warmup = {self.warmup} as a share must be at most 1 (write an integer for steps)"
+            )
         return self
 
 

@@ -52,14 +52,23 @@ def evaluate_paths(
     """Evaluate paths on images in memory. `calibration` holds the training images of bn="recalibrate"."""
     if len(images) == 0:
         raise GreedyNASError("the evaluation set is empty")
-    chunks = torch.tensor_split(torch.arange(len(images)), num_chunks(len(images), bn_images))
+    chunks = interleaved(len(images), bn_images)
     batches = ((images[chunk], labels[chunk]) for chunk in chunks)
-    return evaluate_batches(net, paths, batches, bn, calibration=calibration, precision=precision, keep_correct=keep_correct)
+    result = evaluate_batches(
+        net, paths, batches, bn, calibration=calibration, precision=precision, keep_correct=keep_correct
+    )
+    if result.correct is not None:  # back into the order of the images
+        result.correct = result.correct[:, np.argsort(np.concatenate(chunks))]
+    return result
 
 
-def num_chunks(images: int, bn_images: int) -> int:
-    """Chunks of nearly equal size, the nearest to `bn_images`: each has BatchNorm statistics of its own in mode `batch`."""
-    return max(1, round(images / bn_images))
+def interleaved(images: int, bn_images: int) -> list[NDArray[np.int64]]:
+    """Indices in chunks of nearly `bn_images`, each with BatchNorm statistics of its own in mode `batch`.
+
+    Every n-th image goes into the same chunk: folders are sorted by class, and statistics of one class alone are useless.
+    """
+    chunks = max(1, round(images / bn_images))
+    return [np.arange(first, images, chunks) for first in range(chunks)]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ the batch that leaves `View.normalise` has torch's channels_last format without 
 import errno
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -70,7 +71,9 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     elif image.mode not in ("1", "L"):
         image = image.convert("RGB")
-    return image.convert("L" if channels == 1 else "RGB")
+    image = image.convert("L" if channels == 1 else "RGB")
+    image.info = {}  # nobody shall turn it upright a second time
+    return image
 
 
 def square(image: Image.Image, channels: int, side: int) -> Pixels:
@@ -167,7 +170,7 @@ def crop_boxes(numbers: Numbers, aspects: Numbers, min_scale: float) -> Numbers:
     aspect = np.exp(log_low + (log_high - log_low) * numbers[:, ATTEMPTS : 2 * ATTEMPTS])
     w, h = np.sqrt(area * aspect / aspects[:, None]), np.sqrt(area / aspect * aspects[:, None])
     fits = (w <= 1) & (h <= 1)
-    first, some, rows = fits.argmax(axis=1), fits.any(axis=1), np.arange(len(numbers))
+    first, some, rows = fits.argmax(axis=1), np.asarray(fits.any(axis=1)), np.arange(len(numbers))
     nearest = np.clip(aspects, *ASPECTS)
     w = np.where(some, w[rows, first], np.minimum(nearest / aspects, 1))
     h = np.where(some, h[rows, first], np.minimum(aspects / nearest, 1))
@@ -195,7 +198,9 @@ class View:
 
     def plan(self, epoch: int, samples: NDArray[np.int64]) -> Tensor:
         """What happens to each sample in an epoch, as `augmented` takes it: (n, 3) top, left, flip, or (n, 5) box, flip."""
-        chunks = [self._plan(self.numbers(epoch, chunk)) for chunk in np.split(samples, range(65536, len(samples), 65536))]
+        chunks = [
+            self._plan(self.numbers(epoch, chunk)) for chunk in np.split(samples, range(65536, len(samples), 65536))
+        ]
         return torch.from_numpy(np.concatenate(chunks))
 
     def _plan(self, numbers: Numbers) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -210,7 +215,8 @@ class View:
         return np.concatenate([corners, flips], axis=1).astype(np.int64)
 
     def flips(self, numbers: Numbers) -> NDArray[np.bool_]:
-        return (numbers[:, -1] < 0.5) & self.flip & (self.augment != "none")
+        chance = 0.5 if self.flip and self.augment != "none" else 0.0
+        return np.asarray(numbers[:, -1] < chance)
 
     def augmented(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
         """The rows of stored squares, augmented by their plan: (n, size, size, channels), 0 to 255."""
@@ -225,9 +231,8 @@ class View:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """0 to 255 with the channels last -> normalised float32 (n, channels, size, size), channels_last."""
-        mean, std = (torch.tensor(values, dtype=torch.float64) for values in normalisation(self.channels))
-        scale, shift = (1 / (255 * std)).float().to(pixels.device), (-mean / std).float().to(pixels.device)
-        return pixels.to(torch.float32, copy=True).mul_(scale).add_(shift).permute(0, 3, 1, 2)
+        scale, shift = _scale_and_shift(self.channels, pixels.device)
+        return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)
 
     @property
     def _margin(self) -> int:
@@ -254,3 +259,10 @@ class View:
         squares = pixels[rows].permute(0, 3, 1, 2).float()
         sampled = torch.nn.functional.grid_sample(squares, grid, padding_mode="border", align_corners=False)
         return sampled.permute(0, 2, 3, 1).contiguous()
+
+
+@cache
+def _scale_and_shift(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Normalisation as one multiplication and one addition on pixels from 0 to 255."""
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in normalisation(channels))
+    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)

@@ -44,6 +44,7 @@ class Run:
         except OSError:
             raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
         self._log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        logger.setLevel(logging.INFO)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(self._log)
 
@@ -127,7 +128,9 @@ def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def read_config(folder: Path) -> Config:
     data = read_yaml(folder / "config.yaml", "config")
     if data.pop("schema_version", None) != SCHEMA_VERSION:
-        raise GreedyNASError(f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas")
+        raise GreedyNASError(
+            f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas"
+        )
     data.pop("versions", None)
     return validated(data, f"{folder}/config.yaml")
 
@@ -153,7 +156,9 @@ def refuse_differences(folder: Path, old: Config, new: Config) -> None:
     changed = [key for key in before if before[key] != after.get(key) and key not in FREE]
     if changed:
         told = "; ".join(f"{key} is {before[key]!r} there, {after.get(key)!r} here" for key in changed)
-        raise GreedyNASError(f"{folder} holds a run with other settings: {told:.600}. Name another --out, or use the same settings")
+        raise GreedyNASError(
+            f"{folder} holds a run with other settings: {told:.600}. Name another --out, or use the same settings"
+        )
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

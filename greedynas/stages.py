@@ -74,7 +74,7 @@ def summary(state: TrainState) -> dict[str, Any]:
 
 def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     """What the training will cost in images, before it starts; by the preset's expectation where no data is read yet."""
-    images = train_images or (config.expect and config.expect.train_images)
+    images = train_images or (config.expect.train_images if config.expect is not None else None)
     if images is None:
         raise GreedyNASError(f"the plan of {config.name} depends on the data; name it with --data")
     schedule = Schedule(config.train, images)

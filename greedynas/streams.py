@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 
-
 def stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     """The generator of one purpose at one count: `stream(seed, "paths", filtering)`."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *counters])
@@ -30,7 +29,7 @@ def uniforms(seed: int, purpose: str, epoch: int, samples: NDArray[np.int64], co
     """
     key = np.uint64(stream(seed, purpose, epoch).integers(2**64, dtype=np.uint64))
     counter = np.asarray(samples, dtype=np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
-    z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)

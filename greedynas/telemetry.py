@@ -28,7 +28,9 @@ class Recorder:
     differ between two runs of the same seed.
     """
 
-    def __init__(self, folder: Path | None, schedule: Schedule, state: TrainState, space: Space, console: Console | None):
+    def __init__(
+        self, folder: Path | None, schedule: Schedule, state: TrainState, space: Space, console: Console | None
+    ):
         self.schedule, self.state, self.space = schedule, state, space
         self._pending: list[tuple[int, OpPath, Tensor]] = []  # losses not yet looked at: looking waits for the GPU
         self._time, self._images = time.monotonic(), state.optimization_images

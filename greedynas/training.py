@@ -42,10 +42,11 @@ def train_supernet(
     """
     schedule = Schedule(settings, len(data.train))
     optimizer = make_optimizer(net, settings)
-    state = (run and restore_state(run, net, optimizer)) or TrainState(CandidatePool(settings.pool_size))
+    state = restore_state(run, net, optimizer) if run is not None else None
+    state = state or TrainState(CandidatePool(settings.pool_size))
     if state.stopped is not None:
         return state
-    with Recorder(run and run.folder, schedule, state, net.space, console) as recorder:
+    with Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder:
         checkpoint = Checkpointing(run, state, recorder, net, optimizer, settings)
         while state.stopped is None:
             done = state.step - state.epoch * schedule.steps_per_epoch
@@ -55,8 +56,8 @@ def train_supernet(
                     if schedule.filters(state.step):
                         epsilon = schedule.epsilon(state.step)
                         filtered = filter_on_validation(net, data, settings, rng, seed, state, epsilon, eval_precision)
-                        for path, loss in filtered.kept:
-                            state.pool.update(path, loss)
+                        for path, path_loss in filtered.kept:
+                            state.pool.update(path, path_loss)
                         state.waiting = [[path] for path, _ in filtered.kept]
                         state.evaluation_images += filtered.evaluated * settings.filter_images
                         recorder.filtering(filtered, epsilon)
@@ -154,7 +155,7 @@ def train_step(
 
 def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """SGD with Nesterov momentum; no weight decay on BatchNorm and biases."""
-    from timm.optim import param_groups_weight_decay
+    from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]
 
     groups = param_groups_weight_decay(net, settings.weight_decay)
     return torch.optim.SGD(groups, settings.lr, settings.momentum, nesterov=settings.momentum > 0)

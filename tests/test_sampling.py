@@ -86,6 +86,8 @@ def test_fair_paths_meet_every_op_of_every_layer_once(space, seed):
 
 def test_fair_paths_of_uneven_spaces_are_refused():
     stages = [Stage(channels=8), Stage(channels=8, ops=["ID", "MB3_K3", "MB6_K3"])]
-    space = Space(name="uneven", ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=8)], stages=stages, image_size=8)
+    space = Space(
+        name="uneven", ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=8)], stages=stages, image_size=8
+    )
     with pytest.raises(GreedyNASError, match=r"uneven has \[2, 3\]"):
         fair_paths(space, np.random.default_rng(0))

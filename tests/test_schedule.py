@@ -63,7 +63,14 @@ def history(stopping=True):
     settings = TrainSettings(pool_size=5, alpha=0.2, stopping=stopping, max_epochs=6)
     pool = CandidatePool(5)
     state = TrainState(pool)
-    paths_by_epoch = [[0, 1], [0, 1], [2, 3, 4], [5, 6], [7], [8]]  # smaller losses as it goes: newcomers push others out
+    paths_by_epoch = [
+        [0, 1],
+        [0, 1],
+        [2, 3, 4],
+        [5, 6],
+        [7],
+        [8],
+    ]  # smaller losses as it goes: newcomers push others out
     stopped_at = None
     for epoch, names in enumerate(paths_by_epoch, 1):
         for name in names:

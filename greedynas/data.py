@@ -1,0 +1,289 @@
+"""Images for training and search: what `--data` names, split into train, val and test."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+from greedynas.errors import GreedyNASError
+from greedynas.images import View, normalisation
+from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cpus, shuffled_by_class
+from greedynas.reading import InMemory, read_splits
+from greedynas.sources import Splits
+from greedynas.streams import stream
+
+__all__ = ["Data", "DataSettings", "ImageSet", "macro_accuracy", "normalisation", "open_data"]
+
+logger = logging.getLogger("greedynas")
+
+MAX_HASHED = 200_000  # images; looking for copies among more would delay the start too much
+
+
+class DataSettings(BaseModel):
+    """The `data` section of a run's configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = "fashion"  # what --data said
+    root: str | None = None  # of data sets by name: where the files are (None: ./data, or the library's own cache)
+    download: bool = False
+    val_images: int | float = 0.1  # held out of train: how many (an int) or which fraction (a float)
+    test_images: int | float = 0.2  # likewise, if the source has neither a test nor a validation set
+    augment: Literal["none", "pad_crop", "resized_crop"] = "pad_crop"  # none: no flips either
+    pad: Annotated[int, Field(ge=0)] = 4  # pixels, of pad_crop
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08  # the smallest area, of resized_crop
+    flip: bool = True  # left to right, at random
+    # Evaluation resizes the shorter side to image_size / crop_fraction and takes the centre; None: 1 up to 64 px, else 0.875
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    unreadable: Literal["skip", "refuse"] = "skip"
+    class_weights: Literal["none", "balanced"] = "none"
+    check_duplicates: bool = True
+    memory_gb: Annotated[float, Field(ge=0)] | None = None  # a split that fits stays in memory; None: a share of all
+    workers: Annotated[int, Field(ge=0)] | None = None  # processes that decode; None: as many as CPUs, at most 8
+
+    @field_validator("val_images", "test_images")
+    @classmethod
+    def _count_or_fraction(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and not 0 < value < 1:
+            raise ValueError("a fraction lies between 0 and 1 (write an integer for a number of images)")
+        if isinstance(value, int) and value < 1:
+            raise ValueError("at least 1 image, or a fraction between 0 and 1")
+        return value
+
+
+@dataclass
+class Data:
+    """The sets of a run. The test set is for the very end."""
+
+    train: ImageSet
+    val: ImageSet
+    class_names: list[str]
+    notes: list[str]  # for the log: what was read, how it was split, what was left out
+    class_weights: Tensor | None  # (classes,), of mean 1, on the device
+    _splits: Splits = field(repr=False)
+    _shelves: Shelves = field(repr=False)
+    _pool: Shelf = field(repr=False)  # train, and what was held out of it for validation
+    _test_rows: Rows = field(repr=False)
+    _check_duplicates: bool = field(repr=False)
+    _test: ImageSet | None = field(default=None, repr=False)
+
+    def test(self) -> ImageSet:
+        """The test set, opened when it is first asked for."""
+        if self._test is None:
+            before = len(self.notes)
+            self._read_late_test()
+            source = self._splits.test or self._splits.train
+            self._shelves.notes.clear()
+            self._test = self._shelves.open(source, self._test_rows, "test").all()
+            self.notes += self._shelves.notes
+            if len(self._test) == 0:
+                raise GreedyNASError("no readable images are left in the test set")
+            for note in self.notes[before:]:
+                logger.info(note)
+        return self._test
+
+    def train_and_val(self) -> ImageSet:
+        """For retraining: the training images and those held out of them for validation."""
+        return self._pool.all()
+
+    def _read_late_test(self) -> None:
+        splits = self._splits
+        if splits.test is not None or splits.late_test is None:
+            return
+        splits.test = splits.late_test()
+        splits.test.relabel(self.class_names, "test")
+        self._test_rows = np.arange(len(splits.test))
+        self.notes += splits.test.notes
+        if self._check_duplicates:
+            self.notes.append(count_copies(splits, self._pool.rows, self._test_rows))
+
+
+def open_data(settings: DataSettings, *, image_size: int, image_channels: int, seed: int, device: torch.device) -> Data:
+    """Read and split what `settings.source` names. Test images are not decoded before `Data.test()`."""
+    view = _view(settings, image_size, image_channels, seed)
+    refuse = settings.unreadable == "refuse"
+    shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)
+    in_memory = InMemory(view.stored, view.channels, shelves.max_bytes, refuse)
+    splits = read_splits(settings.source, settings.root, settings.download, in_memory)
+    class_names = _number_classes(splits)
+    rows = _split(splits, settings, seed)
+
+    pool = shelves.open(
+        splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
+    )
+    if splits.val is not None:
+        val = shelves.open(splits.val, np.arange(len(splits.val)), "val").all()
+    elif pool.pixels is None:  # a small part may fit where the whole does not
+        val = shelves.open(splits.train, rows["val"], "val").all()
+    else:
+        val = pool.select(rows["val"])
+    train = pool.select(rows["train"])
+    _check_present(train, class_names, "training")
+    if splits.val is None:
+        _check_present(val, class_names, "validation")
+
+    notes = [_summary(settings.source, splits, rows, class_names)]
+    notes += [note for source in (splits.train, splits.val, splits.test) if source for note in source.notes]
+    notes += shelves.notes
+    if settings.check_duplicates and splits.late_test is None:
+        notes.append(count_copies(splits, pool.rows, rows["test"]))
+    weights = None
+    if settings.class_weights == "balanced":
+        weights = _balanced_weights(train.labels, len(class_names)).to(device)
+    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows["test"], settings.check_duplicates)
+
+
+def macro_accuracy(correct: Tensor, labels: Tensor, num_classes: int) -> float:
+    """The accuracy of each class, averaged over the classes that are present."""
+    counts = torch.bincount(labels, minlength=num_classes)
+    hits = torch.bincount(labels[correct.bool()], minlength=num_classes)
+    present = counts > 0
+    return float((hits[present] / counts[present]).mean())
+
+
+def _view(settings: DataSettings, image_size: int, image_channels: int, seed: int) -> View:
+    normalisation(image_channels)  # refuses what images cannot have
+    fraction = settings.crop_fraction or (1.0 if image_size <= 64 else 0.875)
+    return View(
+        size=image_size,
+        stored=round(image_size / fraction),
+        channels=image_channels,
+        augment=settings.augment,
+        pad=settings.pad,
+        min_scale=settings.min_scale,
+        flip=settings.flip,
+        seed=seed,
+    )
+
+
+def _summary(source: str, splits: Splits, rows: dict[str, Rows], class_names: list[str]) -> str:
+    val = f"{len(splits.val):,}" if splits.val else f"{len(rows['val']):,} (held out of train)"
+    test = f"{len(rows['test']):,}" + ("" if splits.test else " (held out of train)")
+    test = "read at the end" if splits.late_test else test
+    return f"data {source}: {len(class_names):,} classes; train {len(rows['train']):,}, val {val}, test {test}"
+
+
+def _balanced_weights(labels: Tensor, classes: int) -> Tensor:
+    weights = 1 / torch.bincount(labels, minlength=classes).double()
+    return (weights / weights.mean()).float()
+
+
+# Classes and splits
+
+
+def _number_classes(splits: Splits) -> list[str]:
+    """The classes that have training images, in the order of the source; the other sets are numbered alike."""
+    names = [splits.train.class_names[label] for label in np.unique(splits.train.labels)]
+    if len(names) < 2:
+        raise GreedyNASError(f"at least two classes are needed, there is only {', '.join(names) or 'none'}")
+    for source, split in ((splits.train, "training"), (splits.val, "validation"), (splits.test, "test")):
+        if source is not None:
+            source.relabel(names, split)
+    return names
+
+
+def _check_present(images: ImageSet, class_names: list[str], split: str) -> None:
+    """Skipped files may have been the last ones of their class."""
+    counts = torch.bincount(images.labels, minlength=len(class_names))
+    for name, count in zip(class_names, counts.tolist(), strict=True):
+        if count == 0:
+            raise GreedyNASError(f"no readable image of class {name!r} is left in the {split} set: repair or add some")
+
+
+def _split(splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:
+    """Rows of the training source for train and what is held out of it; a test set of its own has all its rows."""
+    wanted: dict[str, int | float] = {}
+    if splits.test is None and splits.late_test is None:
+        wanted["test"] = settings.test_images
+    if splits.val is None:
+        wanted["val"] = settings.val_images
+    rows = hold_out(splits.train.labels, splits.train.class_names, wanted, stream(seed, "split"))
+    none = np.zeros(0, np.int64)
+    own_test = none if splits.test is None else np.arange(len(splits.test))
+    return {"val": none, "test": own_test, **rows}
+
+
+def hold_out(
+    labels: Rows, class_names: list[str], wanted: dict[str, int | float], rng: np.random.Generator
+) -> dict[str, Rows]:
+    """Random parts with so many images (or such a fraction of all), stratified; `train` is the rest. Rows in order.
+
+    The first part does not depend on the size of the second. Every part has at least one image of each class.
+    """
+    counts = np.bincount(labels, minlength=len(class_names))
+    rarest, needed = int(counts.argmin()), len(wanted) + 1
+    if counts[rarest] < needed:
+        raise GreedyNASError(
+            f"class {class_names[rarest]!r} has too few images ({counts[rarest]}): at least {needed} are needed, "
+            f"one each for {', '.join(wanted)} and train"
+        )
+    order, rank = shuffled_by_class(labels, counts, rng)
+    taken = np.zeros_like(counts)
+    rows = {}
+    for part, size in wanted.items():
+        needed -= 1  # images of each class that the parts after this one need
+        upto = taken + _allot(counts, counts - taken - needed, part, size)
+        rows[part] = np.sort(order[(rank >= np.repeat(taken, counts)) & (rank < np.repeat(upto, counts))])
+        taken = upto
+    return {**rows, "train": np.sort(order[rank >= np.repeat(taken, counts)])}
+
+
+def _allot(counts: Rows, most: Rows, part: str, size: int | float) -> Rows:
+    """How many of each class: in proportion by largest remainders, but at least 1 and at most `most` of each."""
+    total, classes = int(counts.sum()), len(counts)
+    n = size if isinstance(size, int) else round(size * total)
+    if n < classes:
+        raise GreedyNASError(
+            f"data.{part}_images = {size} of {total:,} images is {n}, fewer than the {classes} classes: "
+            f"set it to at least {classes}"
+        )
+    if n > most.sum():
+        raise GreedyNASError(
+            f"data.{part}_images = {size} needs {n:,} images, but of {total:,} at most {most.sum():,} can be held out: "
+            "lower it, or add images"
+        )
+    quota = n * counts / total
+    allotted = np.clip(np.floor(quota).astype(np.int64), 1, most)
+    while missing := n - int(allotted.sum()):  # one more (or less) of the classes where it is most due
+        free = allotted < most if missing > 0 else allotted > 1
+        due = np.where(free, (quota - allotted) * np.sign(missing), -np.inf)
+        allotted[np.argsort(-due, kind="stable")[: min(abs(missing), int(free.sum()))]] += np.sign(missing)
+    return allotted
+
+
+def count_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> str:
+    """How many test images are exact copies (file by file, or pixel by pixel) of images that are trained or chosen on."""
+    test = splits.test or splits.train
+    known = [(splits.train, pool_rows)]
+    if splits.val is not None:
+        known.append((splits.val, np.arange(len(splits.val))))
+    if len(test_rows) + sum(len(rows) for _, rows in known) > MAX_HASHED:
+        return f"copies between train and test were not looked for: there are more than {MAX_HASHED:,} images"
+    originals: dict[bytes, str] = {}
+    try:
+        lengths = test.byte_counts(test_rows)
+        found_lengths = np.zeros(0, np.int64)
+        with ThreadPoolExecutor(cpus()) as threads:
+            for source, rows in known:
+                byte_counts = source.byte_counts(rows)
+                found_lengths = np.union1d(found_lengths, byte_counts)
+                rows = rows[np.isin(byte_counts, lengths)]  # only what is equally long can be the same
+                for row, digest in zip(rows, threads.map(source.digest, rows), strict=True):
+                    originals.setdefault(digest, source.name(row))
+            suspects = test_rows[np.isin(lengths, found_lengths)]
+            digests = list(threads.map(test.digest, suspects))
+    except OSError as error:
+        return f"copies between train and test were not looked for: {error}"
+    copies = [(test.name(row), digest) for row, digest in zip(suspects, digests, strict=True) if digest in originals]
+    if not copies:
+        return "no test image is an exact copy of a training image"
+    name, digest = copies[0]
+    return (
+        f"{len(copies):,} of {len(test_rows):,} test images are exact copies of training images, "
+        f"the first: {name} of {originals[digest]}"
+    )

@@ -1,0 +1,302 @@
+"""Sets of images as batches on the device: from memory, or streaming through worker processes.
+
+In both, the order of an epoch depends on (seed, epoch) alone and a sample's augmentation on (seed, epoch, sample), so that
+the number of workers changes nothing.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from greedynas.errors import GreedyNASError
+from greedynas.images import Numbers, Pixels, Unreadable, View, random_crop, reason, square
+from greedynas.sources import Source
+from greedynas.streams import stream
+
+Rows = NDArray[np.int64]
+Problem = tuple[str, str]  # the name of an unreadable image, and why
+Batch = tuple[Tensor, Tensor, list[Problem]]
+logger = logging.getLogger("greedynas")
+
+NAMED = 20  # unreadable files that the notes name
+FEW = 2000  # images that are decoded in this process: starting workers would take longer
+CHUNK = 128  # images that a worker decodes at a time
+
+
+class ImageSet:
+    """Labelled images, as batches on the device. Made by `open_data`."""
+
+    def __init__(self, shelf: "Shelf", rows: Rows) -> None:
+        self._shelf = shelf
+        self._rows = rows  # of the shelf's pixels when they are in memory, else of its source
+        self._labels = shelf.source.labels[shelf.rows[rows] if shelf.pixels is not None else rows]
+        self.labels = torch.from_numpy(self._labels)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def in_memory(self) -> bool:
+        return self._shelf.pixels is not None
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """An incomplete last batch is left out, unless it is the only one."""
+        return max(1, len(self) // batch_size)
+
+    def train_batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from number `start` on: augmented float32 (n, channels, size, size), and labels."""
+        order = stream(self._shelf.view.seed, "order", epoch).permutation(len(self))
+        order = order[start * batch_size : self.steps_per_epoch(batch_size) * batch_size]
+        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        return self._from_memory(epoch, batches) if self.in_memory else self._from_workers(epoch, batches)
+
+    def eval_batch(self, indices: Sequence[int] | NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
+        """These images (None: all) without augmentation: float32 (n, channels, size, size), and labels."""
+        shelf = self._shelf
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        if shelf.pixels is not None:
+            rows = torch.from_numpy(self._rows[chosen]).to(shelf.device)
+            return shelf.view.normalise(shelf.view.centre(shelf.pixels)[rows]), self.labels[chosen].to(shelf.device)
+        decode = _Decode(shelf.source, self._rows, shelf.view)
+        with ThreadPoolExecutor(max(1, shelf.workers)) as threads:
+            pixels, labels, problems = decode.collect(list(threads.map(decode.one, chosen.tolist())))
+        shelf.report(problems, nothing=len(labels) < len(chosen))
+        return shelf.view.normalise(shelf.view.centre(pixels).to(shelf.device)), labels.to(shelf.device)
+
+    def balanced(self, n: int, rng: np.random.Generator) -> Rows:
+        """n different images at random, as many of each class as of the others; classes with too few give all they have."""
+        if not 0 <= n <= len(self):
+            raise GreedyNASError(f"cannot draw {n:,} different images, there are {len(self):,}")
+        counts = np.bincount(self._labels)
+        take = np.zeros_like(counts)
+        while (missing := n - int(take.sum())) > 0:
+            rich = np.flatnonzero(take < counts)
+            if missing < len(rich):
+                take[rng.permutation(rich)[:missing]] += 1
+            else:
+                take[rich] += np.minimum(missing // len(rich), (counts - take)[rich])
+        order, rank = shuffled_by_class(self._labels, counts, rng)
+        return rng.permutation(order[rank < np.repeat(take, counts)])  # so that any chunk of it is a mixture
+
+    def _from_memory(self, epoch: int, batches: list[Rows]) -> Iterator[tuple[Tensor, Tensor]]:
+        shelf = self._shelf
+        if not batches or shelf.pixels is None:
+            return
+        # The whole epoch at once: no batch waits for its indices on their way to the device.
+        order, size = np.concatenate(batches), len(batches[0])
+        plans = shelf.view.plan(epoch, order).to(shelf.device).split(size)
+        rows = torch.from_numpy(self._rows[order]).to(shelf.device).split(size)
+        labels = self.labels[order].to(shelf.device).split(size)
+        for i in range(len(batches)):
+            yield shelf.view.normalise(shelf.view.augmented(shelf.pixels, rows[i], plans[i])), labels[i]
+
+    def _from_workers(self, epoch: int, batches: list[Rows]) -> Iterator[tuple[Tensor, Tensor]]:
+        shelf = self._shelf
+        decode = _Decode(shelf.source, self._rows, shelf.view)
+        keys = [(epoch, batch) for batch in batches]
+        for pixels, labels, problems in _loader(decode, keys, shelf.workers, pin_memory=shelf.device.type == "cuda"):
+            shelf.report(problems, nothing=len(labels) == 0)
+            pixels, labels = (tensor.to(shelf.device, non_blocking=True) for tensor in (pixels, labels))
+            yield shelf.view.normalise(pixels), labels
+
+
+def shuffled_by_class(labels: Rows, counts: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """All indices, class by class, in random order within each; and the place of each within its class."""
+    order = np.lexsort((rng.random(len(labels)), labels))
+    return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass
+class Shelf:
+    """Images of one source, of which sets are made."""
+
+    source: Source
+    rows: Rows  # of the source, in order
+    pixels: Tensor | None  # of those rows, uint8 (n, stored, stored, channels) on the device; None: decoded when needed
+    view: View
+    device: torch.device
+    workers: int
+    refuse: bool
+    reported: set[str] = field(default_factory=set)
+
+    def all(self) -> ImageSet:
+        return self.select(self.rows)
+
+    def select(self, rows: Rows) -> ImageSet:
+        """The set of those rows of the source that are here."""
+        if self.pixels is None:
+            return ImageSet(self, rows)
+        return ImageSet(self, np.flatnonzero(np.isin(self.rows, rows)))
+
+    def report(self, problems: list[Problem], nothing: bool) -> None:
+        """Unreadable files met while streaming: refused, or named in the log once."""
+        for name, why in problems:
+            if self.refuse:
+                raise _refusal(name, why)
+            if name not in self.reported:
+                self.reported.add(name)
+                logger.warning("cannot read %s: %s; the next readable image takes its place", name, why)
+        if nothing:
+            raise GreedyNASError(f"none of the images can be read, such as {problems[0][0]}: {problems[0][1]}")
+
+
+class Shelves:
+    """Opens sources alike: decides what stays in memory, and keeps notes for the log."""
+
+    def __init__(
+        self, view: View, device: torch.device, workers: int | None, memory_gb: float | None, refuse: bool
+    ) -> None:
+        self.view, self.device, self.refuse = view, device, refuse
+        self.workers = cpus() if workers is None else workers
+        self.max_bytes = _share_of_memory(device) if memory_gb is None else int(1e9 * memory_gb)
+        self.notes: list[str] = []
+
+    def open(self, source: Source, rows: Rows, what: str) -> Shelf:
+        pixels = None
+        size = len(rows) * self.view.stored**2 * self.view.channels
+        if size <= self.max_bytes:
+            pixels, rows = self._load(source, rows)
+            self.notes.append(f"{what}: {len(rows):,} images in memory ({self.device.type}, {size / 1e6:,.0f} MB)")
+        else:
+            self.notes.append(
+                f"{what}: {len(rows):,} images, streaming ({size / 1e9:,.1f} GB would not stay in memory)"
+            )
+        return Shelf(source, rows, pixels, self.view, self.device, self.workers, self.refuse)
+
+    def _load(self, source: Source, rows: Rows) -> tuple[Tensor, Rows]:
+        """The pixels of all rows that can be read, and which ones these are."""
+        side, channels = self.view.stored, self.view.channels
+        ready = source.ready(rows, side, channels)
+        if ready is not None:
+            return torch.from_numpy(np.ascontiguousarray(ready)).to(self.device), rows
+        pixels = torch.empty((len(rows), side, side, channels), dtype=torch.uint8, device=self.device)
+        keys = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
+        workers = self.workers if len(rows) >= FEW else 0
+        done, kept, problems = 0, [np.empty(0, np.int64)], []
+        for squares, good, bad in _loader(_Load(source, self.view), keys, workers):
+            pixels[done : done + len(squares)] = squares.to(self.device)
+            done += len(squares)
+            kept.append(good.numpy())
+            problems += bad
+            if problems and self.refuse:
+                raise _refusal(*problems[0])
+        self.notes += [f"skipped, unreadable: {name} ({why})" for name, why in problems[:NAMED]]
+        if len(problems) > NAMED:
+            self.notes.append(f"skipped, unreadable: {len(problems) - NAMED:,} more")
+        return pixels[:done], np.concatenate(kept)
+
+
+class _Load(Dataset[Batch]):
+    """Rows of a source as squares to keep, those that can be read: (squares, their rows, problems)."""
+
+    def __init__(self, source: Source, view: View) -> None:
+        self.source, self.view = source, view
+
+    def __getitem__(self, rows: Rows) -> Batch:
+        squares = np.empty((len(rows), self.view.stored, self.view.stored, self.view.channels), np.uint8)
+        good: list[int] = []
+        problems: list[Problem] = []
+        for row in rows.tolist():
+            try:
+                squares[len(good)] = _read(self.source, row, self.view)
+                good.append(row)
+            except Unreadable as error:
+                problems.append((self.source.name(row), str(error)))
+        return torch.from_numpy(squares)[: len(good)], torch.tensor(good, dtype=torch.int64), problems
+
+
+class _Decode(Dataset[Batch]):
+    """Batches of a streaming set. In the place of an unreadable image comes the next readable one of the set, the same
+    whoever decodes it."""
+
+    def __init__(self, source: Source, rows: Rows, view: View) -> None:
+        self.source, self.rows, self.view = source, rows, view
+
+    def __getitem__(self, key: tuple[int, Rows]) -> Batch:
+        """The samples of a batch in an epoch: (augmented pixels, labels, problems)."""
+        epoch, samples = key
+        if self.view.augment == "resized_crop":  # of the whole image, not only of the square that would be kept
+            numbers = self.view.numbers(epoch, samples)
+            return self.collect([self.one(sample, numbers[i]) for i, sample in enumerate(samples.tolist())])
+        pixels, labels, problems = self.collect([self.one(sample) for sample in samples.tolist()])
+        rows = torch.arange(len(pixels))
+        return self.view.augmented(pixels, rows, self.view.plan(epoch, samples)[rows]), labels, problems
+
+    def one(self, sample: int, numbers: Numbers | None = None) -> tuple[Pixels | None, int, list[Problem]]:
+        """Pixels and label of a sample or of its replacement: a square to keep, or a random crop by the numbers."""
+        problems: list[Problem] = []
+        for attempt in range(len(self.rows)):
+            row = int(self.rows[(sample + attempt) % len(self.rows)])
+            try:
+                return _read(self.source, row, self.view, numbers), int(self.source.labels[row]), problems
+            except Unreadable as error:
+                problems.append((self.source.name(row), str(error)))
+        return None, -1, problems
+
+    def collect(self, found: list[tuple[Pixels | None, int, list[Problem]]]) -> Batch:
+        """One batch of what was read; it is for the parent process to say that nothing could be."""
+        squares = [pixels for pixels, _, _ in found if pixels is not None]
+        none = np.empty((0, self.view.stored, self.view.stored, self.view.channels), np.uint8)
+        labels = torch.tensor([label for pixels, label, _ in found if pixels is not None], dtype=torch.int64)
+        problems = [problem for _, _, problems in found for problem in problems]
+        return torch.from_numpy(np.stack(squares) if squares else none), labels, problems
+
+
+def _read(source: Source, row: int, view: View, numbers: Numbers | None = None) -> Pixels:
+    """A square to keep, or a random crop of the whole image by the numbers."""
+    try:
+        with source.image(row) as image:
+            if numbers is None:
+                return square(image, view.channels, view.stored)
+            pixels = random_crop(image, view.channels, view.size, numbers, view.min_scale)
+            return pixels[:, ::-1] if view.flips(numbers[None])[0] else pixels
+    except Exception as error:
+        raise Unreadable(reason(error)) from None
+
+
+def _refusal(name: str, why: str) -> GreedyNASError:
+    return GreedyNASError(f"cannot read {name}: {why}; repair or remove it, or set data.unreadable to skip")
+
+
+def _loader(dataset: Dataset[Batch], keys: list[Any], workers: int, pin_memory: bool = False) -> Iterator[Batch]:
+    """The items of the keys, in order."""
+    if workers == 0 or not keys:
+        return (dataset[key] for key in keys)
+    return iter(
+        DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=keys,
+            num_workers=min(workers, len(keys)),
+            pin_memory=pin_memory,
+            generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
+        )
+    )
+
+
+def cpus() -> int:
+    """How many processes decode images, unless it is said."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _share_of_memory(device: torch.device) -> int:
+    """What a split may take: a share of what the machine has, not of what happens to be free, so that the same run on the
+    same machine always decides alike."""
+    if device.type == "cuda":
+        return int(0.4 * torch.cuda.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container
+        file = Path("/sys/fs/cgroup") / limit
+        if file.is_file() and (text := file.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total // 4
