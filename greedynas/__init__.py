@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from greedynas.budget import Budget
 from greedynas.errors import GreedyNASError
 from greedynas.known import KnownNetwork, known_networks
+from greedynas.latency import LatencyTable, import_latency, load_latency_table
 from greedynas.paths import canonical, compact, op_names, parse_path
 from greedynas.pool import CandidatePool
 from greedynas.sampling import filter_paths
@@ -13,8 +14,10 @@ from greedynas.space import Fixed, Space, Stage, load_space, space_names
 
 if TYPE_CHECKING:
     from greedynas.evaluation import evaluate_paths
+    from greedynas.evolution import search
     from greedynas.network import Network, build_network
     from greedynas.supernet import Supernet
+    from greedynas.timing import measure_latency
     from greedynas.training import train_supernet
 
 __version__ = "0.1.0"
@@ -25,6 +28,7 @@ __all__ = [
     "Fixed",
     "GreedyNASError",
     "KnownNetwork",
+    "LatencyTable",
     "Network",
     "Space",
     "Stage",
@@ -34,10 +38,14 @@ __all__ = [
     "compact",
     "evaluate_paths",
     "filter_paths",
+    "import_latency",
     "known_networks",
+    "load_latency_table",
     "load_space",
+    "measure_latency",
     "op_names",
     "parse_path",
+    "search",
     "space_names",
     "train_supernet",
 ]
@@ -48,6 +56,8 @@ _LAZY = {
     "Supernet": "supernet",
     "build_network": "network",
     "evaluate_paths": "evaluation",
+    "measure_latency": "timing",
+    "search": "evolution",
     "train_supernet": "training",
 }
 

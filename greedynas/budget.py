@@ -4,7 +4,7 @@ import math
 import re
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from greedynas.errors import GreedyNASError
 
@@ -44,6 +44,15 @@ class Budget(BaseModel):
         return {cost: limit for cost, limit in limits.items() if limit != (None, None)}
 
 
+def make_budget(limits: dict[str, float]) -> Budget:
+    """A budget from what a person said; limits that contradict each other are one clear line."""
+    try:
+        return Budget.model_validate(limits)
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error", error)
+        raise GreedyNASError(str(cause)) from None
+
+
 def parse_count(text: str) -> int:
     """`330M` -> 330000000; also `1.2G`, `5e6`, `320,000,000`."""
     match = _COUNT.fullmatch(text.strip())
@@ -52,6 +61,14 @@ def parse_count(text: str) -> int:
             f"cannot read {text!r} as a number of multiply-adds or parameters; write for example 330M or 1.2G"
         )
     return round(_positive(text, _number(match) * _MULTIPLE[match["unit"].upper()]))
+
+
+def told_count(value: float) -> str:
+    """330000000 -> `330M`: the shortest form that `parse_count` reads back, as far as it has one."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def parse_latency(text: str) -> float:

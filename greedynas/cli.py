@@ -5,19 +5,30 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from greedynas.errors import GreedyNASError
 
+if TYPE_CHECKING:
+    from greedynas.latency import LatencyTable
+    from greedynas.space import Space
+
 # Newer typer brings its own click, older typer uses the installed one: ask typer which.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
+latency_app = typer.Typer(rich_markup_mode="rich")
+app.add_typer(latency_app, name="latency", help="Measure a latency table on this machine, or import one.")
+
 SpaceOption = Annotated[str | None, typer.Option("--space", help="A space that ships, or a YAML file.")]
+NeededSpaceOption = Annotated[str, typer.Option("--space", help="A space that ships, or a YAML file.")]
+SizeOption = Annotated[int | None, typer.Option("--image-size", min=1, help="Height and width of the images.")]
+ClassesOption = Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")]
+TableOption = Annotated[Path, typer.Option("--out", help="Write the table into this file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -39,39 +50,44 @@ def root(
 def describe(
     space: SpaceOption = None,
     path: Annotated[str | None, typer.Option("--path", help="Op names, digits or indices, or a known network.")] = None,
-    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")] = None,
-    image_size: Annotated[
-        int | None, typer.Option("--image-size", min=1, help="Height and width of the images.")
-    ] = None,
+    classes: ClassesOption = None,
+    image_size: SizeOption = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the network into this file.", dir_okay=False)] = None,
+    latency_table: Annotated[
+        Path | None, typer.Option("--latency-table", help="Add latencies from this file (see greedynas latency).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What is in a space, or what a network costs layer by layer."""
     from greedynas import describe as describing
     from greedynas.drawing import draw_path
     from greedynas.known import resolve
+    from greedynas.latency import load_latency_table
     from greedynas.space import load_space
 
     if svg is not None and path is None:
         raise GreedyNASError("--svg draws a network: name one with --path")
+    if latency_table is not None and path is None and space is None:
+        raise GreedyNASError("--latency-table prices networks: name a --space or a --path")
+    latency = None if latency_table is None else load_latency_table(latency_table)
     chosen = None if space is None else load_space(space).adapt(classes, image_size)
     if path is not None:
         home, ops = resolve(path, chosen)
         home = home.adapt(classes, image_size)
-        facts = describing.path_facts(ops, home)
+        facts = describing.path_facts(ops, home, latency)
         if svg is not None:
             _write(svg, draw_path(ops, home, facts["name"] or ""))
         if as_json:
             _print_json(facts)
         else:
-            describing.show_path(ops, home, _console())
+            describing.show_path(ops, home, _console(), latency)
             if svg is not None:
                 typer.echo(f"drawn to {svg}")
     elif chosen is not None:
         if as_json:
-            _print_json(describing.space_facts(chosen))
+            _print_json(describing.space_facts(chosen, latency))
         else:
-            describing.show_space(chosen, _console())
+            describing.show_space(chosen, _console(), latency)
     elif as_json:
         _print_json(describing.catalogue_facts())
     else:
@@ -118,32 +134,139 @@ def train(
         else:
             import yaml
 
+            table = plan_table(config)
             typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
-            _console().print(plan_table(config))
+            _console().print(table)
         return
     if out is None:
         raise GreedyNASError("name the run directory with --out")
-    from greedynas.stages import train_stage
+    from greedynas.stages import report_training, train_stage
 
     console = Console(stderr=True) if as_json else _console()
     result = train_stage(config, out, console)
     if as_json:
         _print_json({"run": str(out), **result})
-        return
-    console.print(
-        f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
-        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected "
-        f"(measured r = {result['measured_ratio']:.2f}). Pool: {result['pool']} paths.",
-        highlight=False,
-    )
+    else:
+        report_training(result, console)
+
+
+@app.command(epilog="Example: greedynas search runs/photos --flops 330M --flops 280M --params 5M")
+def search(
+    run: Annotated[Path, typer.Argument(help="A run directory with a trained supernet.")],
+    flops: Annotated[
+        list[str] | None, typer.Option("--flops", help="At most so many multiply-adds: 330M. Several give a family.")
+    ] = None,
+    params: Annotated[list[str] | None, typer.Option("--params", help="At most so many parameters: 5M.")] = None,
+    latency: Annotated[
+        list[str] | None, typer.Option("--latency", help="At most so long: 80ms. Needs a table.")
+    ] = None,
+    latency_table: Annotated[Path | None, typer.Option("--latency-table", help="From greedynas latency.")] = None,
+    min_flops: Annotated[str | None, typer.Option("--min-flops", help="At least so many multiply-adds.")] = None,
+    min_params: Annotated[str | None, typer.Option("--min-params", help="At least so many parameters.")] = None,
+    min_latency: Annotated[str | None, typer.Option("--min-latency", help="At least so long.")] = None,
+    searcher: Annotated[str, typer.Option("--searcher", help="evolution (NSGA-II) or random.")] = "evolution",
+    pool_init: Annotated[
+        bool, typer.Option("--pool-init/--no-pool-init", help="Start from the candidate pool.")
+    ] = True,
+    front: Annotated[
+        bool, typer.Option("--front", help="The best network at every cost, not only under the limit.")
+    ] = False,
+    objectives: Annotated[str, typer.Option("--objectives", help="Costs of the front: macs, or macs,params.")] = "macs",
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the search; made from the budget if not given.")
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as you like.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the search; the run's own if not given.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
+    from greedynas.searches import make_requests, report_searches, search_stage
+
+    limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
+    chosen = tuple(objectives.split(",")) if front else ()
+    requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed)
+    console = Console(stderr=True) if as_json else _console()
+    results = search_stage(run, requests, latency_table, console)
+    if as_json:
+        _print_json({"run": str(run), "searches": results})
+    else:
+        report_searches(results, run, front, console)
+
+
+@latency_app.callback(invoke_without_command=True)
+def latency_root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@latency_app.command(epilog="Example: greedynas latency measure --space macro --backend onnxruntime --out macro.json")
+def measure(
+    space: NeededSpaceOption,
+    out: TableOption,
+    backend: Annotated[str, typer.Option("--backend", help="onnxruntime or torch.")] = "onnxruntime",
+    device: Annotated[str, typer.Option("--device", help="cpu, or cuda with torch.")] = "cpu",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Of the CPU.")] = 1,
+    image_size: SizeOption = None,
+    classes: ClassesOption = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100_000, help="Rounds over all blocks.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Time every block of a space on this machine, one image at a time, and a few whole networks."""
+    from greedynas.space import load_space
+
+    home = load_space(space).adapt(classes, image_size)
+    if not out.parent.is_dir() or out.is_dir():  # before minutes of measuring, not after
+        raise GreedyNASError(f"cannot write {out}")
+    from greedynas.timing import measure_latency, show_progress
+
+    with show_progress(Console(stderr=True)) as progress:
+        table = measure_latency(home, backend, device=device, threads=threads, repeats=repeats, progress=progress)
+    _finish_table(table, home, out, as_json)
+
+
+@latency_app.command(
+    "import",
+    epilog="Example: greedynas latency import pixel1.yaml --space mobilenet --out pixel1.json --nearest-width",
+)
+def import_(
+    file: Annotated[Path, typer.Argument(help="A YAML file in ProxylessNAS's format, or a table of ours.")],
+    space: NeededSpaceOption,
+    out: TableOption,
+    nearest_width: Annotated[
+        bool, typer.Option("--nearest-width", help="Borrow missing entries from the nearest channel width.")
+    ] = False,
+    image_size: SizeOption = None,
+    classes: ClassesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a latency table of timings from elsewhere."""
+    from greedynas.latency import import_latency
+    from greedynas.space import load_space
+
+    home = load_space(space).adapt(classes, image_size)
+    _finish_table(import_latency(file, home, nearest_width=nearest_width), home, out, as_json)
+
+
+def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: bool) -> None:
+    from greedynas.describe import show_table, table_facts
+
+    table.save(out)
+    if as_json:
+        _print_json({"out": str(out), **table_facts(table, space)})
+    else:
+        show_table(table, space, str(out), _console())
 
 
 @app.command(epilog="Example: greedynas demo")
-def demo() -> None:
-    """A first look on this machine: networks of the `fashion` space under a budget, and one of them run in PyTorch."""
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("greedynas-demo"),
+) -> None:
+    """The job on the embedded Fashion-MNIST sample, on a CPU: so far, training a supernet and searching it."""
     from greedynas.demo import run_demo
 
-    run_demo(_console())
+    run_demo(out, _console())
 
 
 def main() -> None:

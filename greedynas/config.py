@@ -69,6 +69,18 @@ class TrainSettings(BaseModel):
         return self
 
 
+class SearchSettings(BaseModel):
+    """Search on the trained supernet (Algorithm 3). The defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    population: Annotated[int, Field(ge=2, le=100_000)] = 50
+    generations: Annotated[int, Field(ge=1, le=100_000)] = 20  # the initial one among them
+    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics of the evaluated paths
+    bn_images: Count = 500  # images that share the statistics of bn: batch
+    calibration_images: Count = 256  # training images of bn: recalibrate
+
+
 class Expectation(BaseModel):
     """What the plan assumes before the data is read."""
 
@@ -87,12 +99,13 @@ class Config(BaseModel):
     space: Space  # written out, so that a run does not depend on the file it came from
     image_size: Annotated[int, Field(ge=1)] | None = None  # None: the space's own
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    device: Annotated[str, Field(pattern=r"auto|cpu|cuda(:\d+)?|mps")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 on a GPU
     eval_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of evaluation; auto: bf16 on a GPU, or a CPU that has it
     expect: Expectation | None = None
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
+    search: SearchSettings = SearchSettings()
 
     @field_validator("space", mode="before")
     @classmethod
@@ -133,10 +146,28 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
     return validated(data, str(source))
 
 
+def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:
+    """One section of a run's settings with changes to it alone."""
+    current = getattr(config, section)
+    for key in changes:
+        path = resolve_key(key, section)
+        if path[0] != section:
+            raise GreedyNASError(f"{'.'.join(path)} is fixed in this run; here only {section}.* can be set")
+    values = {resolve_key(key, section)[1]: value for key, value in changes.items()}
+    try:
+        return type(current).model_validate({**current.model_dump(), **values})
+    except ValidationError as error:
+        raise GreedyNASError(f"{section}.{first_problem(error)}") from None
+
+
 def validated(data: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden" and problem["loc"][0] != "space":
+            raise GreedyNASError(f"{source}: {_unknown_setting(key)}") from None
         raise GreedyNASError(f"{source}: {first_problem(error)}") from None
 
 
@@ -173,7 +204,12 @@ def resolve_key(key: str, section: str) -> list[str]:
         return candidates[0].split(".")
     if candidates:
         raise GreedyNASError(f"setting {key!r} is ambiguous: {' or '.join(candidates)}")
+    raise GreedyNASError(_unknown_setting(key))
+
+
+def _unknown_setting(key: str) -> str:
+    keys = all_keys()
     short = {name.rpartition(".")[2]: name for name in keys}
     near = get_close_matches(key, keys, n=1) or [short[name] for name in get_close_matches(key, list(short), n=1)]
     hint = f"; did you mean {near[0]!r}?" if near else f"; settings: {', '.join(keys)}"
-    raise GreedyNASError(f"unknown setting {key!r}{hint}")
+    return f"unknown setting {key!r}{hint}"

@@ -4,12 +4,14 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import platform
 import re
+import weakref
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -30,6 +32,10 @@ _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 logger = logging.getLogger("greedynas")
 
+# A lock lasts as long as any process has its file open: workers that outlive a killed parent must not keep it.
+_locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in tuple(_locks)])
+
 
 class Run:
     """One run on disk. Opening it takes a lock that ends with the process, however that ends."""
@@ -38,11 +44,14 @@ class Run:
         self.folder = folder
         self.supernet = folder / "supernet"
         self.metrics = folder / "metrics.jsonl"
+        self._damaged: set[Path] = set()  # checkpoints
         self._lock = (folder / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self._lock.close()
             raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+        _locks.add(self._lock)
         self._log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
         logger.setLevel(logging.INFO)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -51,25 +60,28 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config) -> "Run":
         """A new run, or the same one again: other settings in a directory that has a run are refused with a list."""
+        ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / "config.yaml").exists() and {entry.name for entry in folder.iterdir()} - ours:
+                raise GreedyNASError(f"{folder} is not empty and not a greedynas run; name another --out")
             (folder / ".lock").touch()
         except OSError as error:
             raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
-        ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
-        if not (folder / "config.yaml").exists() and {entry.name for entry in folder.iterdir()} - ours:
-            raise GreedyNASError(f"{folder} is not empty and not a greedynas run; name another --out")
         run = cls(folder)
-        if (folder / "config.yaml").exists():
-            refuse_differences(folder, run.config(), config)
-        write_atomically(folder / "config.yaml", config_text(config).encode())
+        try:
+            if (folder / "config.yaml").exists():
+                refuse_differences(folder, run.config(), config)
+            write_atomically(folder / "config.yaml", config_text(config).encode())
+        except BaseException:
+            run.close()
+            raise
         return run
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
         """A run that exists."""
-        if not (folder / "config.yaml").is_file():
-            raise GreedyNASError(f"{folder} is not a run directory (it has no config.yaml); greedynas train makes one")
+        read_run_config(folder)
         return cls(folder)
 
     def config(self) -> Config:
@@ -89,13 +101,20 @@ class Run:
     # Checkpoints: one file each, named after its step and its content
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint and drop all but the newest two."""
+        """Write a checkpoint and drop all but it and the newest earlier one that is not known to be damaged.
+
+        One of the same step says less (it was saved before the end of its epoch), later ones were damaged.
+        """
         self.supernet.mkdir(exist_ok=True)
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
         digest = hashlib.sha256(data).hexdigest()[:16]
-        write_atomically(self.supernet / f"step-{step:09d}-{digest}.safetensors", data)
-        for file in self.checkpoints()[KEEP:]:
-            file.unlink()
+        new = self.supernet / f"step-{step:09d}-{digest}.safetensors"
+        write_atomically(new, data)
+        others = [file for file in self.checkpoints() if file != new]
+        keep = [file for file in others if file.name < f"step-{step:09d}" and file not in self._damaged][: KEEP - 1]
+        for file in others:
+            if file not in keep:
+                file.unlink()
         for file in self.supernet.glob(f"*{TEMPORARY}"):  # left by a crash
             file.unlink()
 
@@ -106,11 +125,15 @@ class Run:
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint that is whole. A damaged one is named and passed over."""
-        for file in self.checkpoints():
+        files = self.checkpoints()
+        for file in files:
             try:
                 return _read_checkpoint(file)
             except (OSError, SafetensorError, ValueError, KeyError) as error:
+                self._damaged.add(file)
                 logger.warning("checkpoint %s is damaged (%s); going back to the one before", file.name, error)
+        if files:
+            logger.warning("no checkpoint is whole; starting from the beginning")
         return None
 
 
@@ -123,6 +146,13 @@ def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(file, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
         return tensors, json.loads(handle.metadata()["state"])
+
+
+def read_run_config(folder: Path) -> Config:
+    """The settings of a run, without taking its lock."""
+    if not (folder / "config.yaml").is_file():
+        raise GreedyNASError(f"{folder} is not a run directory (it has no config.yaml); greedynas train makes one")
+    return read_config(folder)
 
 
 def read_config(folder: Path) -> Config:
@@ -153,7 +183,8 @@ def versions() -> dict[str, Any]:
 
 def refuse_differences(folder: Path, old: Config, new: Config) -> None:
     before, after = (dict(_flatten(config.model_dump(mode="json"))) for config in (old, new))
-    changed = [key for key in before if before[key] != after.get(key) and key not in FREE]
+    # Other searches only add to a run.
+    changed = [k for k in before if before[k] != after.get(k) and k not in FREE and not k.startswith("search.")]
     if changed:
         told = "; ".join(f"{key} is {before[key]!r} there, {after.get(key)!r} here" for key in changed)
         raise GreedyNASError(

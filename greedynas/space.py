@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import yaml
@@ -25,6 +25,9 @@ from greedynas.cost import Costs, CostTable, IntArray
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.feasible import sample_feasible
 from greedynas.ops import Cost, check_shape, is_nothing, linear_cost, op_cost, out_size, parse_op
+
+if TYPE_CHECKING:
+    from greedynas.latency import LatencyTable
 
 SPACES = Path(__file__).parent / "spaces"
 MAX_FILE_BYTES = 1_000_000
@@ -181,13 +184,25 @@ class Space(_Data):
 
     # Paths and their costs
 
-    def sample(self, n: int, rng: np.random.Generator, budget: Budget | None = None) -> IntArray:
-        """n paths, i.i.d. uniform over all paths, or over those within the budget: int64 (n, layers)."""
+    def sample(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        budget: Budget | None = None,
+        latency: "LatencyTable | None" = None,
+    ) -> IntArray:
+        """n paths, i.i.d. uniform over all paths, or over those within the budget: int64 (n, layers).
+
+        A limit on latency needs a table, and leaves out the paths that the table cannot price.
+        """
         if budget is None or not budget.limits():
             return rng.integers(0, self.num_ops, size=(n, len(self.layers)))
+        tables = self.cost_tables
         if "latency_ms" in budget.limits():
-            raise GreedyNASError("a latency limit needs a latency table")
-        return sample_feasible(self.cost_tables, budget.limits(), n, rng)
+            if latency is None:
+                raise GreedyNASError("a latency limit needs a latency table")
+            tables = {**tables, "latency_ms": latency.cost_table(self)}
+        return sample_feasible(tables, budget.limits(), n, rng)
 
     def costs(self, paths: Any) -> Costs:
         """Multiply-adds and parameters of an array of paths (n, layers), to the integer."""

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from greedynas.config import Config
-from greedynas.data import open_data
+from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.runs import Run, logger, versions
+from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
 from greedynas.state import TrainState
-from greedynas.streams import torch_stream
+from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
 from greedynas.training import train_supernet
 
@@ -23,13 +24,9 @@ def train_stage(config: Config, folder: Path, console: Console) -> dict[str, Any
     device = choose_device(config.device)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
-    data = open_data(
-        config.data,
-        image_size=config.space.image_size,
-        image_channels=config.space.image_channels,
-        seed=config.seed,
-        device=device,
-    )
+    data = read_data(config, device)
+    if config.train.sampler == "fair":
+        fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
     if config.train.sampler == "greedy" and config.train.filter_images > len(data.val):
         raise GreedyNASError(
             f"train.filter_images = {config.train.filter_images} but there are {len(data.val)} validation images; "
@@ -56,6 +53,16 @@ def train_stage(config: Config, folder: Path, console: Console) -> dict[str, Any
     return summary(state)
 
 
+def read_data(config: Config, device: torch.device) -> Data:
+    return open_data(
+        config.data,
+        image_size=config.space.image_size,
+        image_channels=config.space.image_channels,
+        seed=config.seed,
+        device=device,
+    )
+
+
 def summary(state: TrainState) -> dict[str, Any]:
     return {
         "steps": state.step,
@@ -72,15 +79,25 @@ def summary(state: TrainState) -> dict[str, Any]:
     }
 
 
+def report_training(result: dict[str, Any], console: Console) -> None:
+    console.print(
+        f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
+        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
+        f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
+        highlight=False,
+    )
+
+
 def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     """What the training will cost in images, before it starts; by the preset's expectation where no data is read yet."""
     images = train_images or (config.expect.train_images if config.expect is not None else None)
     if images is None:
-        raise GreedyNASError(f"the plan of {config.name} depends on the data; name it with --data")
+        images = len(read_data(config, torch.device("cpu")).train)
     schedule = Schedule(config.train, images)
     costs = {}
     epochs = {"at most": config.train.max_epochs}
-    if config.expect is not None and config.train.stopping and config.train.sampler == "greedy":
+    stops = config.train.stopping and config.train.sampler == "greedy"
+    if config.expect is not None and stops and config.expect.epochs <= config.train.max_epochs:
         epochs["stopping as in the paper"] = config.expect.epochs
     for label, count in epochs.items():
         optimization, evaluation = schedule.predicted_images(count, max(config.space.num_ops))
@@ -123,6 +140,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise GreedyNASError("device is cuda, but PyTorch sees no GPU here; use device=cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise GreedyNASError("device is mps, but PyTorch sees none here; use device=cpu")
     return torch.device(name)
 
 

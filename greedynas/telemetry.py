@@ -55,7 +55,7 @@ class Recorder:
         self._write(
             "filter",
             epsilon=epsilon,
-            kept=[loss for _, loss in filtered.kept],
+            kept=[_finite(loss) for _, loss in filtered.kept],
             rejected=[_finite(loss) for _, loss in filtered.rejected],
             pool_size=len(losses),
             pool_best=losses[0],

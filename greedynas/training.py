@@ -41,6 +41,7 @@ def train_supernet(
     With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted.
     """
     schedule = Schedule(settings, len(data.train))
+    net.train()
     optimizer = make_optimizer(net, settings)
     state = restore_state(run, net, optimizer) if run is not None else None
     state = state or TrainState(CandidatePool(settings.pool_size))

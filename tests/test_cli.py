@@ -1,13 +1,23 @@
+import io
 import json
+import logging
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from rich.console import Console
 
 from greedynas import __version__, cli, load_space
+from greedynas.config import load_config
+from greedynas.demo import run_demo
+from greedynas.runs import Run
+from tests.test_data import paint, spoil
 from tests.test_paths import FIGURES
+from tests.test_runs import content
+from tests.test_training import SETTINGS, one_thread, tiny_space  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,10 +26,14 @@ ROOT = Path(__file__).parents[1]
 def greedynas(monkeypatch, capsys):
     """Call the command line in this process: (exit code, stdout, stderr)."""
 
+    handlers = logging.getLogger("greedynas").handlers
+
     def call(*arguments):
+        before = list(handlers)
         monkeypatch.setattr(sys, "argv", ["greedynas", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
+        handlers[:] = before  # a process has one command line, this one has many
         return stop.value.code, *capsys.readouterr()
 
     return call
@@ -145,10 +159,230 @@ def test_help_shows_an_example_for_every_verb(greedynas):
     assert "describe" in greedynas()[1]
 
 
-def test_demo_does_not_pretend(greedynas):
-    code, out, _ = greedynas("demo")
+def test_demo_runs_all_there_is_and_says_where_that_ends(tmp_path):
+    console = Console(record=True, width=200, file=io.StringIO())
+    settings = {"max_epochs": 2, "batch_size": 256, "search.population": 10, "search.generations": 2}
+    run_demo(tmp_path / "demo", console, settings)
+    out = console.export_text()
+    assert "Trained for 2 epochs" in out
+    assert json.loads((tmp_path / "demo" / "arch.json").read_text())["macs"] <= 1_000_000
+    assert "This version ends here" in out
+
+
+# train
+
+
+def test_the_plan_of_the_papers_training(greedynas, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = greedynas("train", "imagenet", "--plan")
+    assert (code, err) == (0, "")
+    assert all(told in out for told in ("89.7M", "83.8M", "m: 10", "10,000 steps of warm-up"))
+    code, out, _ = greedynas("train", "imagenet", "--plan", "--json", "--seed", 3, "--set", "lr=0.5")
+    facts = json.loads(out)
     assert code == 0
-    assert "Nothing was trained" in out
+    assert (facts["config"]["seed"], facts["config"]["train"]["lr"], facts["config"]["train"]["m"]) == (3, 0.5, 10)
+    plan = facts["plan"]
+    assert round(plan["supplement_corrected_images"] / 1e6, 1) == 89.7
+    costs = plan["costs"]["stopping as in the paper"]
+    assert costs["epochs"] == 46
+    assert round(costs["corrected_images"] / 1e6, 1) == 83.8
+    assert plan["costs"]["at most"]["epochs"] == 60
+    assert (plan["steps_per_epoch"], plan["warmup_steps"]) == (1202, 10_000)
+    # What cannot happen is not planned.
+    _, out, _ = greedynas("train", "imagenet", "--plan", "--json", "--set", "max_epochs=20")
+    assert list(json.loads(out)["plan"]["costs"]) == ["at most"]
+    _, out, _ = greedynas("train", "imagenet", "--plan", "--json", "--sampler", "fair")
+    (costs,) = json.loads(out)["plan"]["costs"].values()
+    assert (costs["optimization_images"], costs["evaluation_images"]) == (7 * 60 * 1202 * 1024, 0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A config file beside a folder of photos, and the arguments that train on them."""
+    paint(tmp_path / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
+    config = {"space": tiny_space().model_dump(mode="json"), "data": {"workers": 0}, "train": SETTINGS}
+    config["data"] |= {"val_images": 12, "test_images": 6}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path / "tiny.yaml", "--data", tmp_path / "photos"
+
+
+def test_the_plan_of_data_of_ones_own(greedynas, tiny, tmp_path):
+    code, out, _ = greedynas("train", *tiny, "--plan", "--json")
+    assert code == 0
+    assert json.loads(out)["plan"]["train_images"] == 42
+    assert json.loads(out)["plan"]["supplement_corrected_images"] is None
+    code, out, err = greedynas("train", *tiny[:2], tmp_path / "nosuch", "--plan")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_train_and_the_same_command_again(greedynas, tiny, tmp_path):
+    command = ["train", *tiny, "--out", tmp_path / "run", "--seed", 5, "--set", "max_epochs=4", "--set", "flip=false"]
+    code, out, err = greedynas(*command)
+    assert (code, err) == (0, "")
+    assert "3 classes; train 42, val 12 (held out of train), test 6" in out
+    assert "Trained for 4 epochs (max_epochs reached): 160 optimization and" in out
+    config = load_config(tmp_path / "tiny.yaml", {"data.source": str(tmp_path / "photos"), "seed": 5, "max_epochs": 4})
+    with Run.open(tmp_path / "run") as run:
+        assert run.config().train == config.train
+        assert run.config().seed == 5
+        assert run.config().data == config.data.model_copy(update={"flip": False})
+        assert run.load_checkpoint()[1]["stopped"] == "max_epochs reached"
+    before = content(tmp_path / "run")
+    # A finished stage is not run again.
+    again, out_again, err = greedynas(*command)
+    assert (again, err) == (0, "")
+    assert out_again.splitlines()[-2:] == out.splitlines()[-2:]
+    assert content(tmp_path / "run") == before
+    code, out, _ = greedynas(*command, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert content(tmp_path / "run") == before
+    assert facts["run"] == str(tmp_path / "run")
+    assert (facts["steps"], facts["epochs"], facts["stopped"]) == (16, 4, "max_epochs reached")
+    assert facts["optimization_images"] == 160
+    assert facts["evaluation_images"] % 6 == 0
+    assert facts["corrected_images"] == pytest.approx(160 + facts["evaluation_images"] / 3.33)
+    pool = json.loads((tmp_path / "run" / "supernet" / "pool.json").read_text())
+    assert (facts["pool"], facts["pool_best_loss"]) == (len(pool), pool[0]["loss"])
+    assert facts["measured_ratio"] > 0
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fair"])
+def test_train_with_the_rivals(greedynas, tiny, tmp_path, sampler):
+    code, out, _ = greedynas("train", *tiny, "--out", tmp_path / "run", "--sampler", sampler, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["optimization_images"] == 120 * (3 if sampler == "fair" else 1)
+    assert (facts["evaluation_images"], facts["pool"], facts["pool_best_loss"]) == (0, 0, None)
+
+
+def one_class(photos):
+    for name in ("b", "c"):
+        (photos / name).rename(photos.parent / name)
+
+
+def one_unreadable(photos):
+    spoil(photos / "b" / "7.png")
+
+
+def one_class_unreadable(photos):
+    for file in (photos / "b").iterdir():
+        spoil(file, "text")
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (lambda photos: photos.rename(photos.parent / "elsewhere"), [], "no such data"),
+        (lambda photos: (photos / "d").mkdir(), [], "no images of class d"),
+        (one_class, [], "at least two classes are needed, there is only a"),
+        (one_unreadable, ["--set", "unreadable=refuse"], "7.png"),
+        (one_class_unreadable, [], "no readable image of class 'b'"),
+        (None, ["--set", "val_images=55"], "data.val_images = 55 needs 55 images, but of 60 at most 51"),
+        (None, ["--set", "val_images=2"], "fewer than the 3 classes"),
+        (None, ["--set", "filter_images=13"], "train.filter_images = 13 but there are 12 validation images"),
+        (None, ["--set", "pool_sizes=9"], "unknown setting 'pool_sizes'; did you mean 'train.pool_size'?"),
+        (None, ["--set", "k=5"], "train.k = 5 paths cannot be kept of train.m = 4"),
+        (None, ["--set", "epsilon=1.1"], "train.epsilon"),
+        (None, ["--set", "pool_size=1"], "train.pool_size = 1 is smaller than the train.k = 2"),
+        (None, ["--set", "lr=-1"], "train.lr"),
+        (None, ["--set", "lr"], "--set takes key=value"),
+        (None, ["--set", "device=cpux"], "device"),
+        (None, ["--sampler", "greedier"], "train.sampler"),
+        (None, ["--seed", "-1"], "--seed"),
+        (None, ["--seed", "one"], "--seed"),
+        (None, ["--set", "image_size=1"], "image_size 1 is too small"),
+        (None, ["--fast"], "--fast"),
+    ],
+)
+def test_wrong_input_to_train_leaves_nothing_behind(greedynas, tiny, tmp_path, change, arguments, message):
+    if change is not None:
+        change(tmp_path / "photos")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "runs" / "new", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_fair_training_needs_as_many_ops_everywhere(greedynas, tiny, tmp_path):
+    config = yaml.safe_load(tiny[0].read_text())
+    config["space"]["stages"][0]["ops"] = ["ID", "MB2_K3"]
+    tiny[0].write_text(yaml.safe_dump(config))
+    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "run", "--sampler", "fair")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the fair sampler needs as many ops in every layer" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_names_what_is_missing(greedynas, tiny, tmp_path):
+    code, _, err = greedynas("train", *tiny)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--out" in err
+    code, _, err = greedynas("train", "imagnet", "--out", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean 'imagenet'?" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_unreadable_images_are_named_and_skipped(greedynas, tiny, tmp_path):
+    spoil(tmp_path / "photos" / "b" / "7.png")
+    code, out, _ = greedynas("train", *tiny, "--out", tmp_path / "run", "--set", "max_epochs=1", "--set", "seed=1")
+    assert code == 0
+    assert f"skipped, unreadable: {tmp_path / 'photos' / 'b' / '7.png'}" in " ".join(out.split())
+    assert "7.png" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_directories_of_others_are_left_alone(greedynas, tiny, tmp_path):
+    run = tmp_path / "run"
+    command = ["train", *tiny, "--out", run]
+    assert greedynas(*command)[0] == 0
+    before = content(run)
+    code, out, err = greedynas(*command, "--set", "lr=0.5", "--seed", 4)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "train.lr is 0.05 there, 0.5 here" in err
+    assert "seed is 0 there, 4 here" in err
+    with Run.open(run):
+        code, out, err = greedynas(*command)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "in use by another greedynas process" in err
+    assert content(run) == before
+    photos = content(tmp_path / "photos")
+    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "photos")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is not empty and not a greedynas run" in err
+    assert content(tmp_path / "photos") == photos
+    code, out, err = greedynas("train", *tiny, "--out", tiny[0])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot write to" in err
+
+
+def test_divergence_is_one_line_with_step_and_path(greedynas, tiny, tmp_path):
+    command = ["train", *tiny, "--out", tmp_path / "run", "--set", "lr=1.0e+30", "--set", "checkpoint_steps=1"]
+    for _ in range(2):  # the checkpoint before it is good, so it happens again
+        code, _, err = greedynas(*command, "--sampler", "uniform")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "training diverged: the loss is not a number at step 2 on path" in err
+        with Run.open(tmp_path / "run") as run:
+            tensors, state = run.load_checkpoint()
+        assert state["step"] == 1
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_a_damaged_checkpoint_is_told(greedynas, tiny, tmp_path):
+    command = ["train", *tiny, "--out", tmp_path / "run", "--set", "checkpoint_steps=5"]
+    _, out, _ = greedynas(*command)
+    with Run.open(tmp_path / "run") as run:
+        newest = run.checkpoints()[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    code, again, err = greedynas(*command)
+    assert code == 0
+    assert err.count("\n") == 1
+    assert err.startswith(f"warning: checkpoint {newest.name} is damaged")
+    assert again.splitlines()[-1] == out.splitlines()[-1]
 
 
 def test_the_wheel_works_elsewhere(tmp_path):

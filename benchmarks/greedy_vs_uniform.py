@@ -1,0 +1,129 @@
+"""Does greedy training help the good paths? Greedy against uniform training at the same corrected cost, paired by seed.
+
+    python benchmarks/greedy_vs_uniform.py --seeds 10 --jobs 2 --out benchmarks/greedy_vs_uniform.json
+
+For each seed both supernets start from the same weights and see the same split of the embedded Fashion-MNIST sample. Of the
+same 300 random paths, the best 20 by validation accuracy on each supernet are scored on the test images, which neither
+training nor filtering nor the choice of the 20 has touched. Uniform training gets at least greedy's corrected cost (whole
+epochs, rounded up), with its learning rate decaying over just that many.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from greedynas.config import load_config, parse_assignments
+from greedynas.data import open_data
+from greedynas.evaluation import evaluate_paths
+from greedynas.schedule import Schedule, corrected_images
+from greedynas.stages import choose_precisions
+from greedynas.streams import stream, torch_stream
+from greedynas.supernet import Supernet
+from greedynas.training import train_supernet
+
+PATHS, BEST = 300, 20
+SCORED_TOGETHER = 250  # images that share BatchNorm statistics when paths are scored
+
+
+def train_and_score(seed: int, changes: dict[str, Any], corrected: float | None = None) -> dict[str, Any]:
+    """One supernet. With `corrected`, as many epochs as that cost pays for."""
+    torch.set_num_threads(int(os.environ.get("THREADS", "1")))
+    config = load_config("fashion", {**changes, "seed": seed})
+    device = torch.device("cpu")
+    data = open_data(
+        config.data,
+        image_size=config.space.image_size,
+        image_channels=config.space.image_channels,
+        seed=seed,
+        device=device,
+    )
+    settings = config.train
+    if corrected is not None:
+        one = settings.model_copy(update={"max_epochs": 1})
+        an_epoch = corrected_images(*Schedule(one, len(data.train)).predicted_images(1, max(config.space.num_ops)))
+        settings = settings.model_copy(update={"max_epochs": math.ceil(corrected / an_epoch)})
+    net = Supernet(config.space, generator=torch_stream(seed, "init")).to(memory_format=torch.channels_last)
+    start = time.perf_counter()
+    _, precision = choose_precisions(config, device)
+    state = train_supernet(net, data, settings, seed=seed, eval_precision=precision)
+    seconds = time.perf_counter() - start
+    paths = config.space.sample(PATHS, stream(seed, "scored paths"))
+    val, test = (
+        evaluate_paths(
+            net, paths, *images.eval_batch(), settings.bn, bn_images=SCORED_TOGETHER, precision=precision
+        ).accuracies
+        for images in (data.val, data.test())
+    )
+    best = np.argsort(-val, kind="stable")[:BEST]
+    return {
+        "seed": seed,
+        "epochs": state.epoch,
+        "pi": state.novelty,
+        "optimization_images": state.optimization_images,
+        "evaluation_images": state.evaluation_images,
+        "corrected_images": state.corrected_images,
+        "seconds": seconds,
+        "val_of_best": float(val[best].mean()),
+        "test_of_best": float(test[best].mean()),
+        "test_of_all": float(test.mean()),
+        "val_test_spearman": float(stats.spearmanr(val, test).statistic),
+    }
+
+
+def pair(seed: int, changes: dict[str, Any]) -> dict[str, Any]:
+    greedy = train_and_score(seed, {**changes, "train.sampler": "greedy"})
+    uniform = train_and_score(seed, {**changes, "train.sampler": "uniform"}, greedy["corrected_images"])
+    return {"greedy": greedy, "uniform": uniform}
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Mean and 95% interval (Student's t)."""
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    half = error * float(stats.t.ppf(0.975, len(values) - 1))
+    return mean, mean - half, mean + half
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    changes = parse_assignments(arguments.set)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as jobs:
+        pairs = list(jobs.map(pair, seeds, [changes] * len(seeds)))
+    for result in pairs:
+        told = {name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()}
+        print(f"seed {result['greedy']['seed']}: greedy {told['greedy']}, uniform {told['uniform']}")
+    differences = [result["greedy"]["test_of_best"] - result["uniform"]["test_of_best"] for result in pairs]
+    mean, low, high = interval(differences)
+    print(
+        f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {mean:+.4f}, 95% interval [{low:+.4f}, {high:+.4f}]"
+    )
+    if arguments.out is not None:
+        record = {
+            "settings": arguments.set,
+            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+            "torch": torch.__version__,
+            "difference": {"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
+            "pairs": pairs,
+        }
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

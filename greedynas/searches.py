@@ -1,0 +1,310 @@
+"""Searches on a run's supernet: each is a folder `searches/NAME` with a `search.json` that also resumes it."""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from greedynas.budget import Budget, make_budget, parse_count, parse_latency, told_count
+from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
+from greedynas.data import Data
+from greedynas.errors import GreedyNASError, unknown
+from greedynas.evaluation import evaluate_batches, interleaved
+from greedynas.evolution import Found, Searched, Task, evolutionary_search, make_task, random_search
+from greedynas.files import write_json
+from greedynas.latency import load_latency_table
+from greedynas.paths import OpPath, canonical, op_names
+from greedynas.runs import Run, logger, read_run_config
+from greedynas.stages import choose_device, choose_precisions, read_data
+from greedynas.state import TrainState, load_weights
+from greedynas.streams import stream
+from greedynas.supernet import Supernet
+
+SCHEMA_VERSION = 1
+SEARCHERS = ("evolution", "random")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One search: what `search.json` must agree with to be resumed."""
+
+    name: str
+    budget: Budget
+    searcher: str  # "evolution" or "random"
+    objectives: tuple[str, ...]  # empty: the limited costs
+    pool_init: bool
+    settings: SearchSettings
+    seed: int
+
+
+class SupernetEvaluator:
+    """Accuracy of paths on the whole validation set, each path once however many searches ask."""
+
+    def __init__(self, net: Supernet, data: Data, settings: SearchSettings, seed: int, precision: str):
+        self.net, self.data, self.settings, self.precision = net, data, settings, precision
+        self.accuracies: dict[OpPath, float] = {}
+        self.calibration = None
+        if settings.bn == "recalibrate":
+            rng = stream(seed, "calibration images of the search")
+            count = min(settings.calibration_images, len(data.train))
+            self.calibration, _ = data.train.eval_batch(rng.choice(len(data.train), count, replace=False))
+
+    def __call__(self, paths: Sequence[OpPath]) -> list[float]:
+        new = [path for path in paths if path not in self.accuracies]
+        if new:
+            chunks = interleaved(len(self.data.val), self.settings.bn_images)
+            batches = (self.data.val.eval_batch(chunk) for chunk in chunks)
+            result = evaluate_batches(
+                self.net, new, batches, self.settings.bn, calibration=self.calibration, precision=self.precision
+            )
+            self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
+        return [self.accuracies[path] for path in paths]
+
+
+def make_requests(
+    folder: Path,
+    limits: Mapping[str, tuple[list[str] | None, str | None]],
+    searcher: str,
+    objectives: tuple[str, ...],
+    pool_init: bool,
+    name: str | None,
+    assignments: list[str],
+    seed: int | None,
+) -> list[Request]:
+    """The searches that a command line asks for: one, or one for each value of the limit that is given several times."""
+    if searcher not in SEARCHERS:
+        raise unknown("searcher", searcher, list(SEARCHERS))
+    for objective in objectives:
+        if objective not in limits:
+            raise unknown("objective", objective, list(limits))
+    config = read_run_config(folder)
+    settings = changed_section(config, "search", parse_assignments(assignments))
+    parse = {"macs": parse_count, "params": parse_count, "latency_ms": parse_latency}
+    several = [cost for cost, (high, _) in limits.items() if high is not None and len(high) > 1]
+    if len(several) > 1:
+        raise GreedyNASError("only one kind of limit can be given several times, to get a family")
+    base = {f"min_{cost}": parse[cost](low) for cost, (_, low) in limits.items() if low is not None}
+    base |= {
+        f"max_{cost}": parse[cost](high[0]) for cost, (high, _) in limits.items() if high is not None and len(high) == 1
+    }
+    family = [{f"max_{cost}": parse[cost](value)} for cost in several for value in limits[cost][0] or ()] or [{}]
+    if name is not None and (len(family) > 1 or not NAME.fullmatch(name)):
+        raise GreedyNASError(
+            f"--name names one search, in letters, digits, '.', '_' and '-': got {name!r} for {len(family)}"
+        )
+    requests = []
+    for member in family:
+        budget = make_budget(base | member)
+        told = name or default_name(budget, searcher, objectives, pool_init)
+        chosen = config.seed if seed is None else seed
+        requests.append(Request(told, budget, searcher, objectives, pool_init, settings, chosen))
+    return requests
+
+
+def search_stage(
+    folder: Path, requests: list[Request], latency_table: Path | None, console: Console
+) -> list[dict[str, Any]]:
+    """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
+    with Run.open(folder) as run:
+        config = run.config()
+        latency = load_latency_table(latency_table).cost_table(config.space) if latency_table is not None else None
+        for request in requests:  # refuses a budget that no path keeps, before any work
+            make_task(config.space, request.budget, request.objectives, latency).sample(1, np.random.default_rng(0))
+        net, state, data, precision = load_supernet(run, config)
+        evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision)
+        pool = [path for path, _ in state.pool.best()]
+        results = []
+        for request in requests:
+            task = make_task(net.space, request.budget, request.objectives, latency)
+            results.append(run_search(run.folder, request, task, evaluator, pool, state.step, console))
+        write_json(folder / "arch.json", results[0]["chosen"])
+    return results
+
+
+def load_supernet(run: Run, config: Config) -> tuple[Supernet, TrainState, Data, str]:
+    """The trained supernet of a run, its state, its data, and the precision to evaluate in."""
+    checkpoint = run.load_checkpoint()
+    if checkpoint is None:
+        raise GreedyNASError(f"{run.folder} has no supernet yet; train one with greedynas train")
+    tensors, saved = checkpoint
+    state = TrainState.from_json(saved)
+    if state.stopped is None:
+        raise GreedyNASError(
+            f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
+        )
+    device = choose_device(config.device)
+    data = read_data(config, device)
+    net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
+    load_weights(net, tensors)
+    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net, state, data, choose_precisions(config, device)[1]
+
+
+def run_search(
+    folder: Path,
+    request: Request,
+    task: Task,
+    evaluator: SupernetEvaluator,
+    pool: list[OpPath],
+    step: int,
+    console: Console,
+) -> dict[str, Any]:
+    """One search, saved after every generation."""
+    file = folder / "searches" / request.name / "search.json"
+    wanted = _settings_json(request, task, step)
+    earlier = read_search(file, wanted)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    settings = request.settings
+    shared: dict[str, Any] = {"seed": request.seed, "earlier": earlier}
+    if request.searcher == "random":
+        paths = settings.population * settings.generations
+        generations = random_search(task, evaluator, paths=paths, step=settings.population, **shared)
+    else:
+        shared |= {"population_size": settings.population, "generations": settings.generations}
+        generations = evolutionary_search(task, evaluator, pool=pool if request.pool_init else (), **shared)
+    start, searched = time.perf_counter(), Searched(task)
+    with _progress(console) as progress:
+        bar = progress.add_task(f"search {request.name}", total=settings.generations, told="")
+        for searched in generations:
+            if len(searched.found) > len(earlier):
+                write_json(file, {**wanted, **_found_json(searched)})
+            told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
+            progress.update(bar, advance=1, told=told)
+    result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
+    result["chosen"] = arch_json(searched.best, task)
+    write_json(file, result)
+    model = folder / "models" / request.name
+    model.mkdir(parents=True, exist_ok=True)
+    write_json(model / "arch.json", result["chosen"])
+    logger.info(
+        "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d ditched; best %.4f",
+        request.name,
+        searched.from_pool,
+        sum(entry.generation == 0 for entry in searched.found) - searched.from_pool,
+        len(searched.found),
+        searched.ditched,
+        searched.best.accuracy,
+    )
+    return result
+
+
+def read_search(file: Path, wanted: dict[str, Any]) -> list[Found]:
+    """What an interrupted search of the same settings has evaluated; other settings under its name are refused."""
+    if not file.exists():
+        return []
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
+        found = [Found(tuple(entry["path"]), entry["accuracy"], entry["generation"]) for entry in saved["found"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GreedyNASError(f"{file} cannot be read ({error}); remove it to search again") from None
+    if different:
+        raise GreedyNASError(
+            f"{file.parent} holds a search with another {', '.join(different)}; give this one another --name"
+        )
+    return found
+
+
+def arch_json(found: Found, task: Task) -> dict[str, Any]:
+    """What `arch.json` says of a network before it is retrained."""
+    space = task.space
+    path = np.array([found.path])
+    costs = {name: table(path)[0].item() for name, table in task.tables.items()}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "space": space.name,
+        "path": list(found.path),
+        "canonical_path": list(canonical(found.path, space)),
+        "ops": op_names(found.path, space),
+        **costs,
+        "num_classes": space.num_classes,
+        "image_size": space.image_size,
+        "supernet_accuracy": found.accuracy,
+    }
+
+
+def default_name(budget: Budget, searcher: str, objectives: tuple[str, ...], pool_init: bool) -> str:
+    """`macs-330M`, `params-5M-random`, `front-macs-params`…"""
+    parts = ["front", *objectives] if objectives else []
+    for cost, (low, high) in budget.limits().items():
+        parts.append("-".join([cost, *(told_count(limit) for limit in (low, high) if limit is not None)]))
+    parts += ["random"] if searcher == "random" else []
+    parts += ["no-pool"] if searcher == "evolution" and not pool_init else []
+    return "-".join(parts or ["all"])
+
+
+def report_searches(results: list[dict[str, Any]], folder: Path, with_front: bool, console: Console) -> None:
+    table = Table(title="Chosen networks", title_justify="left")
+    names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
+    for column in ("search", "accuracy on the supernet", *names, "evaluated", "ditched", "network"):
+        table.add_column(column, justify="left" if column in ("search", "network") else "right")
+    for result in results:
+        chosen = result["chosen"]
+        counts = (f"{len(result['found']):,}", f"{result['ditched']:,}")
+        costs = [_told_cost(name, chosen[name]) for name in names]
+        table.add_row(
+            Text(result["name"]), f"{chosen['supernet_accuracy']:.4f}", *costs, *counts, " ".join(chosen["ops"])
+        )
+    console.print(table)
+    for result in results if with_front else ():
+        front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
+        for column in ("accuracy on the supernet", *names, "path"):
+            front.add_column(column, justify="right")
+        for entry in result["front"]:
+            costs = [_told_cost(name, entry[name]) for name in names]
+            front.add_row(f"{entry['accuracy']:.4f}", *costs, " ".join(str(op) for op in entry["path"]))
+        console.print(front)
+    console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
+
+
+def _told_cost(name: str, value: float) -> str:
+    return f"{value:.2f}" if name == "latency_ms" else f"{value:,}"
+
+
+def _settings_json(request: Request, task: Task, step: int) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": request.name,
+        "space": task.space.name,
+        "supernet_step": step,
+        "searcher": request.searcher,
+        "budget": request.budget.model_dump(exclude_none=True),
+        "objectives": list(task.objectives),
+        "pool_init": request.pool_init,
+        "settings": request.settings.model_dump(mode="json"),
+        "seed": request.seed,
+    }
+
+
+def _found_json(searched: Searched) -> dict[str, Any]:
+    def rows(found: Sequence[Found]) -> list[dict[str, Any]]:
+        paths = np.array([entry.path for entry in found])
+        columns = {name: table(paths).tolist() for name, table in searched.task.tables.items()}
+        return [
+            {"path": list(entry.path), "accuracy": entry.accuracy, "generation": entry.generation}
+            | {name: values[i] for name, values in columns.items()}
+            for i, entry in enumerate(found)
+        ]
+
+    return {
+        "from_pool": searched.from_pool,
+        "ditched": searched.ditched,
+        "found": rows(searched.found),
+        "front": rows(searched.front()),
+    }
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)

@@ -1,0 +1,188 @@
+"""Searches on a run directory, by the command line, on a tiny but really trained supernet."""
+
+import json
+import shutil
+
+import pytest
+
+from greedynas import searches
+from greedynas.budget import Budget
+from greedynas.searches import default_name
+from tests.test_cli import greedynas  # noqa: F401
+from tests.test_training import SETTINGS, one_thread, photos, tiny_space  # noqa: F401
+
+DATA = {"val_images": 12, "test_images": 6, "workers": 0, "pad": 1}
+SMALL = ["--set", "population=6", "--set", "generations=4"]
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):  # noqa: F811
+    """A finished run; tests search in copies of it."""
+    from greedynas.config import Config
+    from greedynas.stages import train_stage
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    config = Config(name="tiny", space=tiny_space(), data={**DATA, "source": str(photos)}, train=SETTINGS)
+    train_stage(config, folder, console())
+    return folder
+
+
+def console():
+    from rich.console import Console
+
+    return Console(quiet=True)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def search_of(run, name):
+    return json.loads((run / "searches" / name / "search.json").read_text())
+
+
+def test_a_search_under_a_budget(greedynas, run):  # noqa: F811
+    code, out, err = greedynas("search", run, "--flops", "60K", *SMALL)
+    assert (code, err) == (0, "")
+    assert "macs-60K" in out
+    result = search_of(run, "macs-60K")
+    space = tiny_space()
+    paths = [tuple(entry["path"]) for entry in result["found"]]
+    assert len(paths) == len(set(paths)) == 24
+    costs = space.costs(paths)
+    assert costs.macs.max() <= 60_000
+    assert [entry["macs"] for entry in result["found"]] == costs.macs.tolist()
+    assert [entry["generation"] for entry in result["found"]] == [g for g in range(4) for _ in range(6)]
+    best = max(result["found"], key=lambda entry: entry["accuracy"])
+    arch = json.loads((run / "arch.json").read_text())
+    assert arch == result["chosen"] == json.loads((run / "models" / "macs-60K" / "arch.json").read_text())
+    assert {"space", "path", "canonical_path", "ops", "macs", "params", "supernet_accuracy"} <= set(arch)
+    assert (arch["path"], arch["supernet_accuracy"]) == (best["path"], best["accuracy"])
+    pool = json.loads((run / "supernet" / "pool.json").read_text())
+    feasible = [entry["path"] for entry in pool if space.costs([entry["path"]]).macs[0] <= 60_000]
+    assert result["from_pool"] == min(len(feasible), 6)
+    assert [list(path) for path in paths[: result["from_pool"]]] == feasible[:6]
+    assert f"{result['from_pool']} of the first generation from the pool" in (run / "log.txt").read_text()
+
+
+def test_a_family_a_front_and_random_search(greedynas, run):  # noqa: F811
+    code, out, _ = greedynas("search", run, "--flops", "60K", "--flops", "50K", "--json", *SMALL)
+    assert code == 0
+    family = json.loads(out)["searches"]
+    assert [result["name"] for result in family] == ["macs-60K", "macs-50K"]
+    assert all(result["chosen"]["macs"] <= limit for result, limit in zip(family, (60_000, 50_000), strict=True))
+    code, out, _ = greedynas("search", run, "--front", "--objectives", "macs,params", *SMALL)
+    assert code == 0
+    front = search_of(run, "front-macs-params")
+    assert front["objectives"] == ["macs", "params"]
+    for one in front["front"]:
+        assert not any(
+            other["accuracy"] >= one["accuracy"]
+            and other["macs"] <= one["macs"]
+            and other["params"] <= one["params"]
+            and other != one
+            and (other["accuracy"], other["macs"], other["params"]) != (one["accuracy"], one["macs"], one["params"])
+            for other in front["found"]
+        )
+    code, _, _ = greedynas("search", run, "--params", "3K", "--min-params", "1K", "--searcher", "random", *SMALL)
+    assert code == 0
+    assert len(search_of(run, "params-1K-3K-random")["found"]) == 24
+
+
+@pytest.mark.parametrize("searcher", ["evolution", "random"])
+def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, searcher, monkeypatch):  # noqa: F811
+    whole = shutil.copytree(run, tmp_path / "whole")
+    command = ["--flops", "60K", "--searcher", searcher, *SMALL]
+    assert greedynas("search", whole, *command)[0] == 0
+    name = "macs-60K" if searcher == "evolution" else "macs-60K-random"
+
+    class Killed(BaseException):
+        pass
+
+    real, calls = searches.SupernetEvaluator.__call__, []
+
+    def dying(self, paths):
+        calls.append(len(paths))
+        if len(calls) == 3:
+            raise Killed
+        return real(self, paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(searches.SupernetEvaluator, "__call__", dying)
+        with pytest.raises(Killed):
+            searches.search_stage(run, requests_of(run, searcher), None, console())
+    assert len(search_of(run, name)["found"]) == 12
+    assert greedynas("search", run, *command)[0] == 0
+    first, second = search_of(whole, name), search_of(run, name)
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def requests_of(run, searcher):
+    limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
+    return searches.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
+
+
+def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
+    evaluated = []
+    real = searches.evaluate_batches
+
+    def counting(net, paths, *arguments, **options):
+        evaluated.extend(paths)
+        return real(net, paths, *arguments, **options)
+
+    monkeypatch.setattr(searches, "evaluate_batches", counting)
+    limits = {"macs": (["60K", "55K", "50K"], None), "params": (None, None), "latency_ms": (None, None)}
+    requests = searches.make_requests(run, limits, "evolution", (), True, None, ["population=6", "generations=4"], None)
+    searches.search_stage(run, requests, None, console())
+    assert len(evaluated) == len(set(evaluated)) < 72
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--flops", "1K"], "the cheapest has"),
+        (["--flops", "lots"], "cannot read 'lots'"),
+        (["--flops", "50K", "--min-flops", "60K"], "contradictory limits on macs"),
+        (["--flops", "50K", "--flops", "60K", "--params", "1K", "--params", "2K"], "only one kind"),
+        (["--latency", "80ms"], "latency table"),
+        (["--searcher", "bayes"], "unknown searcher"),
+        (["--front", "--objectives", "beauty"], "unknown objective"),
+        (["--flops", "60K", "--name", "../up"], "--name"),
+        (["--flops", "60K", "--set", "train.lr=1"], "fixed in this run"),
+        (["--flops", "60K", "--set", "population=0"], "population"),
+        (["--flops", "60K", "--set", "populatoin=5"], "did you mean"),
+    ],
+)
+def test_wrong_inputs_are_one_line(greedynas, run, arguments, message):  # noqa: F811
+    before = sorted(run.rglob("*"))
+    code, out, err = greedynas("search", run, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert sorted(run.rglob("*")) == before
+
+
+def test_runs_without_a_supernet_are_refused(greedynas, run, tmp_path):  # noqa: F811
+    code, _, err = greedynas("search", tmp_path / "nothing", "--flops", "60K")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not a run directory" in err
+    shutil.rmtree(run / "supernet")
+    code, _, err = greedynas("search", run, "--flops", "60K")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no supernet" in err
+
+
+def test_another_search_under_the_same_name_is_refused(greedynas, run):  # noqa: F811
+    assert greedynas("search", run, "--flops", "60K", "--name", "mine", *SMALL)[0] == 0
+    code, _, err = greedynas("search", run, "--flops", "55K", "--name", "mine", *SMALL)
+    assert code == 2
+    assert "another budget" in err
+
+
+def test_names_of_searches():
+    assert default_name(Budget(max_macs=330_000_000), "evolution", (), True) == "macs-330M"
+    assert (
+        default_name(Budget(max_params=5_000_000, min_macs=10**8), "random", (), True) == "macs-100M-params-5M-random"
+    )
+    assert default_name(Budget(), "evolution", ("macs",), False) == "front-macs-no-pool"
+    assert default_name(Budget(), "evolution", (), True) == "all"
