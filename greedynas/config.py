@@ -15,6 +15,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+AtLeastTwo = Annotated[int, Field(ge=2, le=10**9)]  # images: statistics of one alone are no statistics
 
 
 class TrainSettings(BaseModel):
@@ -28,8 +29,8 @@ class TrainSettings(BaseModel):
     k: Count = 5  # of them kept and trained
     filter_images: Count = 1000  # validation images that rank them, class-balanced, new for every filtering
     bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics in filtering
-    bn_images: Count = 1000  # images that share the statistics of bn: batch
-    calibration_images: Count = 256  # training images of bn: recalibrate
+    bn_images: AtLeastTwo = 1000  # images that share the statistics of bn: batch
+    calibration_images: AtLeastTwo = 256  # training images of bn: recalibrate
     # Candidate pool
     pool_size: Count = 1000
     epsilon: Fraction = 0.8  # probability of sampling from the pool at the end; 0 when warm-up ends, linear in between
@@ -43,8 +44,8 @@ class TrainSettings(BaseModel):
     stopping: bool = True  # off: train to max_epochs
     # Optimization
     max_epochs: Count = 60
-    batch_size: Count = 1024
-    lr: Annotated[float, Field(gt=0)] = 0.12  # cosine decay to 0 over max_epochs
+    batch_size: AtLeastTwo = 1024
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay to 0 over max_epochs
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -77,7 +78,7 @@ class SearchSettings(BaseModel):
     population: Annotated[int, Field(ge=2, le=100_000)] = 50
     generations: Annotated[int, Field(ge=1, le=100_000)] = 20  # the initial one among them
     bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics of the evaluated paths
-    bn_images: Count = 500  # images that share the statistics of bn: batch
+    bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
 
 
@@ -134,6 +135,8 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
         data = read_yaml(Path(source), "config")
     else:
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
+    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other
+        data.pop(key, None)
     data = {"name": Path(source).stem, **data}
     for key, value in (changes or {}).items():
         path = resolve_key(key, section)

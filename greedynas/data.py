@@ -29,7 +29,7 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: str = "fashion"  # what --data said
+    source: str = ""  # what --data said
     root: str | None = None  # of data sets by name: where the files are (None: ./data, or the library's own cache)
     download: bool = False
     val_images: int | float = 0.1  # held out of train: how many (an int) or which fraction (a float)

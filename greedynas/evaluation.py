@@ -67,7 +67,7 @@ def interleaved(images: int, bn_images: int) -> list[NDArray[np.int64]]:
 
     Every n-th image goes into the same chunk: folders are sorted by class, and statistics of one class alone are useless.
     """
-    chunks = max(1, round(images / bn_images))
+    chunks = max(1, min(round(images / bn_images), images // 2))
     return [np.arange(first, images, chunks) for first in range(chunks)]
 
 

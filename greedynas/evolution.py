@@ -23,7 +23,7 @@ from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 from greedynas.budget import Budget
 from greedynas.cost import CostTable, IntArray
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.feasible import within
+from greedynas.feasible import sample_feasible, within
 from greedynas.paths import OpPath
 from greedynas.space import Space
 from greedynas.streams import stream
@@ -75,7 +75,9 @@ class Task:
         return within(self.tables, self.budget.limits(), paths)
 
     def sample(self, n: int, rng: np.random.Generator) -> list[OpPath]:
-        return [tuple(path) for path in self.space.sample(n, rng, self.budget).tolist()]
+        limits = self.budget.limits()
+        paths = sample_feasible(self.tables, limits, n, rng) if limits else self.space.sample(n, rng)
+        return [tuple(path) for path in paths.tolist()]
 
     def scores(self, found: Sequence[Found]) -> NDArray[np.float64]:
         """All to be minimised: minus accuracy, then the costs. (n, 1 + objectives)."""

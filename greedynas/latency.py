@@ -218,15 +218,17 @@ def import_latency(source: str | Path, space: Space, *, nearest_width: bool = Fa
     """
     file = Path(source)
     text = _read(file)
+    strange: list[str] = []
     if _is_json(text):
         table = _parse_table(file, text)
         if table.activation != space.activation:
             raise GreedyNASError(f"{file} was timed with {table.activation}, {space.name} has {space.activation}")
         about = table.model_dump(include={"device", "backend", "threads", "constant_ms"})
+        about["fit"] = table.fit if table.fingerprint == fingerprint(space) else None
         timings = _timings_of(table)
     else:
         about = {"device": _shown(file.name), "backend": "imported"}
-        timings = _parse_proxyless(file, text)
+        timings, strange = _parse_proxyless(file, text)
     result = fill(space, timings, nearest_width=nearest_width, **about)
     missing = result.missing()
     if missing and not nearest_width:
@@ -236,6 +238,8 @@ def import_latency(source: str | Path, space: Space, *, nearest_width: bool = Fa
         )
     if problem := result.useless():
         raise GreedyNASError(f"{file}: {problem}")
+    if strange:
+        logger.warning("%s: keys that are not understood are left out: %s", file, _listed(strange))
     return result
 
 
@@ -350,7 +354,7 @@ def _parse_table(file: Path, text: str) -> LatencyTable:
     try:
         return LatencyTable.model_validate_json(text)
     except ValidationError as error:
-        raise GreedyNASError(f"{file} is no latency table: {first_problem(error)}") from None
+        raise GreedyNASError(f"{file} is no latency table: {first_problem(error).removeprefix(': ')}") from None
 
 
 def _timings_of(table: LatencyTable) -> dict[Block, Entry]:
@@ -382,8 +386,12 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _parse_proxyless(file: Path, text: str) -> dict[Block, Entry]:
-    """Keys such as `expanded_conv-input:14x14x80-output:14x14x96-expand:3-kernel:5-stride:1-idskip:0`."""
+def _parse_proxyless(file: Path, text: str) -> tuple[dict[Block, Entry], list[str]]:
+    """Timings by block, and the keys that are not understood.
+
+    Keys are such as `expanded_conv-input:14x14x80-output:14x14x96-expand:3-kernel:5-stride:1-idskip:0`; idskip is the
+    residual connection.
+    """
     if len(text) > MAX_YAML_BYTES:
         raise GreedyNASError(f"{file}: larger than {MAX_YAML_BYTES:,} bytes, that is no latency table")
     try:
@@ -402,9 +410,7 @@ def _parse_proxyless(file: Path, text: str) -> dict[Block, Entry]:
             timings[block] = _parse_timing(file, key, value)
     if not timings:
         raise GreedyNASError(f"{file} is no latency table: no key of ProxylessNAS's format in it")
-    if strange:
-        logger.warning("%s: %d keys are not understood and left out: %s", file, len(strange), _listed(strange))
-    return timings
+    return timings, strange
 
 
 def _parse_key(key: str) -> Block | None:

@@ -118,15 +118,22 @@ def search_stage(
     """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
     with Run.open(folder) as run:
         config = run.config()
-        latency = load_latency_table(latency_table).cost_table(config.space) if latency_table is not None else None
-        for request in requests:  # refuses a budget that no path keeps, before any work
-            make_task(config.space, request.budget, request.objectives, latency).sample(1, np.random.default_rng(0))
         net, state, data, precision = load_supernet(run, config)
+        latency = None
+        if latency_table is not None:
+            table = load_latency_table(latency_table)
+            latency = table.cost_table(net.space)
+            if table.unpriceable_share() > 0:
+                told = f"{table.unpriceable_share():.1%} of all paths use an op that {latency_table} has no latency for"
+                logger.info("%s; a latency limit leaves them out", told)
+                console.print(f"{told}; a latency limit leaves them out", highlight=False, markup=False)
+        tasks = [make_task(net.space, request.budget, request.objectives, latency) for request in requests]
+        for task in tasks:  # refuses a budget that no path keeps, before any work
+            task.sample(1, np.random.default_rng(0))
         evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision)
         pool = [path for path, _ in state.pool.best()]
         results = []
-        for request in requests:
-            task = make_task(net.space, request.budget, request.objectives, latency)
+        for request, task in zip(requests, tasks, strict=True):
             results.append(run_search(run.folder, request, task, evaluator, pool, state.step, console))
         write_json(folder / "arch.json", results[0]["chosen"])
     return results

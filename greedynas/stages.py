@@ -10,6 +10,7 @@ from rich.table import Table
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
+from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
@@ -54,6 +55,8 @@ def train_stage(config: Config, folder: Path, console: Console) -> dict[str, Any
 
 
 def read_data(config: Config, device: torch.device) -> Data:
+    if not config.data.source:
+        raise GreedyNASError(f"name the data with --data: {FORMS}")
     return open_data(
         config.data,
         image_size=config.space.image_size,
@@ -90,7 +93,9 @@ def report_training(result: dict[str, Any], console: Console) -> None:
 
 def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     """What the training will cost in images, before it starts; by the preset's expectation where no data is read yet."""
-    images = train_images or (config.expect.train_images if config.expect is not None else None)
+    images = train_images
+    if images is None and config.expect is not None and not config.data.source:
+        images = config.expect.train_images
     if images is None:
         images = len(read_data(config, torch.device("cpu")).train)
     schedule = Schedule(config.train, images)

@@ -1,5 +1,6 @@
 """Greedy training of a supernet: Algorithm 2 of the paper, and its rivals in the same loop."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def train_supernet(
                         for path, path_loss in filtered.kept:
                             state.pool.update(path, path_loss)
                         state.waiting = [[path] for path, _ in filtered.kept]
-                        state.evaluation_images += filtered.evaluated * settings.filter_images
+                        state.evaluation_images += filtered.evaluated * images_per_path(settings, data)
                         recorder.filtering(filtered, epsilon)
                     elif settings.sampler == "fair":
                         state.waiting = [fair_paths(net.space, rng)]
@@ -92,6 +93,12 @@ def why_stop(state: TrainState, settings: TrainSettings) -> str | None:
     if settings.stopping and state.novelty is not None and state.novelty <= settings.alpha:
         return f"the pool is steady (π = {state.novelty:.3f} ≤ {settings.alpha})"
     return "max_epochs reached" if state.epoch >= settings.max_epochs else None
+
+
+def images_per_path(settings: TrainSettings, data: Data) -> int:
+    """Images that the evaluation of one path takes."""
+    calibration = min(settings.calibration_images, len(data.train)) if settings.bn == "recalibrate" else 0
+    return settings.filter_images + calibration
 
 
 def filter_on_validation(
@@ -223,7 +230,7 @@ class Checkpointing:
         if self.run is None:
             return
         self.recorder.flush()
-        if not all(parameter.isfinite().all() for parameter in self.net.parameters()):
+        if not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
             raise diverged(self.state.step, self.path, self.net.space)
         write_pool(self.run, self.state.pool)
         save_state(self.run, self.state, self.net, self.optimizer)
@@ -233,7 +240,8 @@ class Checkpointing:
 def write_pool(run: Run, pool: CandidatePool) -> None:
     """The pool for people and for the search; the checkpoint has its own copy."""
     run.supernet.mkdir(exist_ok=True)
-    write_json(run.supernet / "pool.json", [{"path": path, "loss": loss} for path, loss in pool.best()])
+    entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in pool.best()]
+    write_json(run.supernet / "pool.json", entries)
 
 
 def _pool_told(state: TrainState) -> str:

@@ -9,6 +9,7 @@ from greedynas import searches
 from greedynas.budget import Budget
 from greedynas.searches import default_name
 from tests.test_cli import greedynas  # noqa: F401
+from tests.test_latency import made_up
 from tests.test_training import SETTINGS, one_thread, photos, tiny_space  # noqa: F401
 
 DATA = {"val_images": 12, "test_images": 6, "workers": 0, "pad": 1}
@@ -121,6 +122,26 @@ def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, 
 def requests_of(run, searcher):
     limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
     return searches.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
+
+
+def test_a_latency_limit_leaves_out_what_has_no_latency(greedynas, run):  # noqa: F811
+    table = run.parent / "table.json"
+    prices = made_up(tiny_space(), lack=["MB2_K3"])
+    prices.save(table)
+    cheapest, dearest = prices.cost_table(tiny_space()).range
+    limit = (cheapest + dearest) / 2
+    command = ["--latency", f"{limit}ms", "--latency-table", table, "--name", "quick", *SMALL]
+    code, out, err = greedynas("search", run, *command)
+    assert (code, err) == (0, "")
+    assert "% of all paths use an op that" in out
+    result = search_of(run, "quick")
+    assert result["found"]
+    assert all(entry["latency_ms"] <= limit for entry in result["found"])
+    assert not any(1 in entry["path"] for entry in result["found"])  # MB2_K3
+    assert "latency_ms" in json.loads((run / "arch.json").read_text())
+    code, _, err = greedynas("search", run, "--latency", f"{cheapest / 2}ms", "--latency-table", table)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the cheapest has" in err
 
 
 def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
