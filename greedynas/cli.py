@@ -147,7 +147,7 @@ def train(
     if as_json:
         _print_json({"run": str(out), **result})
     else:
-        report_training(result, console)
+        report_training(result, out, config.space, console)
 
 
 @app.command(epilog="Example: greedynas search runs/photos --flops 330M --flops 280M --params 5M")

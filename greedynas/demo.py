@@ -14,7 +14,8 @@ FLOPS = "1M"
 
 def run_demo(folder: Path, console: Console, changes: dict[str, Any] | None = None) -> None:
     """Train a supernet, then search it under a budget; called again, it goes on where it stopped."""
-    report_training(train_stage(load_config("fashion", changes), folder, console), console)
+    config = load_config("fashion", changes)
+    report_training(train_stage(config, folder, console), folder, config.space, console)
     limits = {"macs": ([FLOPS], None), "params": (None, None), "latency_ms": (None, None)}
     requests = make_requests(folder, limits, "evolution", (), True, None, [], None)
     report_searches(search_stage(folder, requests, None, console), folder, False, console)

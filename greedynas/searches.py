@@ -25,6 +25,7 @@ from greedynas.files import write_json
 from greedynas.latency import load_latency_table
 from greedynas.paths import OpPath, canonical, op_names
 from greedynas.runs import Run, logger, read_run_config
+from greedynas.space import space_names
 from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.state import TrainState, load_weights
 from greedynas.streams import stream
@@ -273,6 +274,11 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
             front.add_row(f"{entry['accuracy']:.4f}", *costs, " ".join(str(op) for op in entry["path"]))
         console.print(front)
     console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
+    chosen = results[0]["chosen"]
+    if chosen["space"] in space_names():
+        path = ",".join(str(op) for op in chosen["path"])
+        told = f"--space {chosen['space']} --classes {chosen['num_classes']} --image-size {chosen['image_size']}"
+        console.print(f"Next: greedynas describe {told} --path {path}", highlight=False, markup=False)
 
 
 def _told_cost(name: str, value: float) -> str:

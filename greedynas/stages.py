@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from greedynas.budget import told_count
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -14,6 +15,7 @@ from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
+from greedynas.space import Space
 from greedynas.state import TrainState
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
@@ -82,13 +84,15 @@ def summary(state: TrainState) -> dict[str, Any]:
     }
 
 
-def report_training(result: dict[str, Any], console: Console) -> None:
+def report_training(result: dict[str, Any], folder: Path, space: Space, console: Console) -> None:
     console.print(
         f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
         f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
         f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
         highlight=False,
     )
+    middle = told_count(float(f"{sum(space.cost_tables['macs'].range) / 2:.2g}"))
+    console.print(f"Next: greedynas search {folder} --flops {middle}", highlight=False, markup=False)
 
 
 def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
