@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from greedynas.data import DataSettings
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.space import Space, first_problem, load_space, read_yaml
+from greedynas.space import Space, first_problem, load_space
+from greedynas.yamlfiles import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -130,9 +131,9 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
     A bare key such as `lr` means the one of `section`, else the only section that has it.
     """
     if str(source) in preset_names():
-        data = read_yaml(PRESETS / f"{source}.yaml", "config")
+        data = read_yaml(PRESETS / f"{source}.yaml", "config file")
     elif Path(source).is_file():
-        data = read_yaml(Path(source), "config")
+        data = read_yaml(Path(source), "config file")
     else:
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
     for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from greedynas.cost import CostTable
@@ -25,10 +24,11 @@ from greedynas.errors import GreedyNASError
 from greedynas.files import write_json
 from greedynas.ops import out_size
 from greedynas.space import Layer, Space, first_problem
+from greedynas.yamlfiles import parse_yaml
 
 logger = logging.getLogger("greedynas")
 
-MAX_JSON_BYTES, MAX_YAML_BYTES = 20_000_000, 1_000_000
+MAX_JSON_BYTES = 20_000_000
 MAX_MS = 600_000.0  # ten minutes for one block: a larger number is an error of units
 NAMED = 8  # of a list of missing entries
 IQR_OF_NORMAL = 1.349  # interquartile range over standard deviation
@@ -377,29 +377,13 @@ _KEYS = (
 )
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases: a table needs none, and a few lines of them can grow to gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed here")
-        return super().compose_node(parent, index)
-
-
 def _parse_proxyless(file: Path, text: str) -> tuple[dict[Block, Entry], list[str]]:
     """Timings by block, and the keys that are not understood.
 
     Keys are such as `expanded_conv-input:14x14x80-output:14x14x96-expand:3-kernel:5-stride:1-idskip:0`; idskip is the
     residual connection.
     """
-    if len(text) > MAX_YAML_BYTES:
-        raise GreedyNASError(f"{file}: larger than {MAX_YAML_BYTES:,} bytes, that is no latency table")
-    try:
-        data = yaml.load(text, Loader=_PlainLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise GreedyNASError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise GreedyNASError(f"{file} is no latency table: it should map blocks to timings")
+    data = parse_yaml(text, file, "latency table")
     timings: dict[Block, Entry] = {}
     strange = []
     for key, value in data.items():

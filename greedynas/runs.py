@@ -22,7 +22,7 @@ from torch import Tensor
 from greedynas.config import Config, validated
 from greedynas.errors import GreedyNASError
 from greedynas.files import TEMPORARY, write_atomically
-from greedynas.space import read_yaml
+from greedynas.yamlfiles import read_yaml
 
 SCHEMA_VERSION = 1
 KEEP = 2  # checkpoints
@@ -156,7 +156,7 @@ def read_run_config(folder: Path) -> Config:
 
 
 def read_config(folder: Path) -> Config:
-    data = read_yaml(folder / "config.yaml", "config")
+    data = read_yaml(folder / "config.yaml", "config file")
     if data.pop("schema_version", None) != SCHEMA_VERSION:
         raise GreedyNASError(
             f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas"

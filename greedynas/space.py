@@ -25,12 +25,12 @@ from greedynas.cost import Costs, CostTable, IntArray
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.feasible import sample_feasible
 from greedynas.ops import Cost, check_shape, is_nothing, linear_cost, op_cost, out_size, parse_op
+from greedynas.yamlfiles import read_yaml
 
 if TYPE_CHECKING:
     from greedynas.latency import LatencyTable
 
 SPACES = Path(__file__).parent / "spaces"
-MAX_FILE_BYTES = 1_000_000
 
 # Generous bounds: they keep a mistyped or hostile file from asking for absurd tensors.
 Channels = Annotated[int, Field(ge=1, le=8192)]
@@ -257,24 +257,7 @@ def load_space(source: str | Path | Space) -> Space:
 
 
 def _read(file: Path) -> Space:
-    return _validated(str(file), read_yaml(file, "space"))
-
-
-def read_yaml(file: Path, kind: str) -> dict[str, Any]:
-    """A small YAML file that holds a mapping; nothing in it is executed."""
-    try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise GreedyNASError(f"{file}: larger than {MAX_FILE_BYTES:,} bytes, that is no {kind} file")
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise GreedyNASError(f"cannot read {file}: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, GreedyNASError):
-            raise
-        raise GreedyNASError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise GreedyNASError(f"{file}: a {kind} file is a mapping of names to values")
-    return data
+    return _validated(str(file), read_yaml(file, "space file"))
 
 
 def _validated(source: str, data: dict[str, Any]) -> Space:

@@ -1,4 +1,6 @@
+import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,47 @@ def macro_truth() -> Path:
     if not file.exists():
         pytest.skip("NAS-Bench-Macro's ground truth is not beside this checkout")
     return file
+
+
+@pytest.fixture
+def greedynas(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, stdout, stderr)."""
+    from greedynas import cli
+
+    handlers = logging.getLogger("greedynas").handlers
+
+    def call(*arguments):
+        before = list(handlers)
+        monkeypatch.setattr(sys, "argv", ["greedynas", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        handlers[:] = before  # a process has one command line, this one has many
+        return stop.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads cost more than they bring with networks as small as those of `tests.test_training`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """60 little pictures of three classes: 42 to train on, 12 for validation, 6 for a test."""
+    from tests.test_data import paint
+
+    return paint(tmp_path_factory.mktemp("photos"), {"a": 20, "b": 20, "c": 20}, size=(10, 9))
+
+
+@pytest.fixture(scope="session")
+def data(photos):
+    from tests.test_training import opened
+
+    found = opened(photos)
+    assert (len(found.train), len(found.val)) == (42, 12)  # four steps an epoch, two images left out
+    return found

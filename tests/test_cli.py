@@ -1,6 +1,5 @@
 import io
 import json
-import logging
 import subprocess
 import sys
 import zipfile
@@ -17,26 +16,10 @@ from greedynas.runs import Run
 from tests.test_data import paint, spoil
 from tests.test_paths import FIGURES
 from tests.test_runs import content
-from tests.test_training import SETTINGS, one_thread, tiny_space  # noqa: F401
+from tests.test_training import SETTINGS, tiny_space
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def greedynas(monkeypatch, capsys):
-    """Call the command line in this process: (exit code, stdout, stderr)."""
-
-    handlers = logging.getLogger("greedynas").handlers
-
-    def call(*arguments):
-        before = list(handlers)
-        monkeypatch.setattr(sys, "argv", ["greedynas", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        handlers[:] = before  # a process has one command line, this one has many
-        return stop.value.code, *capsys.readouterr()
-
-    return call
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", list(FIGURES))

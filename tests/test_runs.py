@@ -17,17 +17,9 @@ from greedynas import GreedyNASError, load_space
 from greedynas.config import Config, TrainSettings, all_keys, load_config, preset_names
 from greedynas.data import DataSettings
 from greedynas.runs import FREE, Run, read_config
-from tests.test_training import (  # noqa: F401
-    data,
-    new_net,
-    new_run,
-    one_thread,
-    photos,
-    rows_of,
-    same_tensors,
-    train,
-    without_wall_clock,
-)
+from tests.test_training import new_net, new_run, rows_of, same_tensors, train, without_wall_clock
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = Config(name="mine", space="macro")
 
@@ -217,7 +209,7 @@ def test_a_second_checkpoint_of_the_same_step_replaces_the_first(tmp_path):
             assert run.load_checkpoint()[1]["stopped"] == f"done {i}"
 
 
-def test_a_finished_run_is_left_alone(data, tmp_path):  # noqa: F811
+def test_a_finished_run_is_left_alone(data, tmp_path):
     settings = {"checkpoint_steps": 4, "max_epochs": 2}
     with new_run(tmp_path, **settings) as run:
         _, first = train(data, run=run, **settings)
@@ -233,7 +225,7 @@ def weights(tensors):
     return {name: tensor for name, tensor in tensors.items() if name.startswith("net.")}
 
 
-def test_nothing_in_a_run_is_executed_when_it_is_loaded(data, tmp_path, monkeypatch):  # noqa: F811
+def test_nothing_in_a_run_is_executed_when_it_is_loaded(data, tmp_path, monkeypatch):
     with new_run(tmp_path, checkpoint_steps=3) as run:
         train(data, run=run, checkpoint_steps=3)
     suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file() and file.name != ".lock"}
@@ -272,7 +264,7 @@ def two_checkpoints(tmp_path_factory):
 
 @given(st.data())
 @settings(max_examples=150)
-def test_a_flipped_bit_anywhere_is_noticed(two_checkpoints, data):  # noqa: F811
+def test_a_flipped_bit_anywhere_is_noticed(two_checkpoints, data):
     newest, _ = two_checkpoints.checkpoints()
     whole = newest.read_bytes()
     spoiled = bytearray(whole)
@@ -345,7 +337,7 @@ def test_stray_temporary_files_are_ignored_and_cleaned(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_training_goes_on_after_damage_as_if_nothing_had_happened(data, tmp_path, damaged, caplog):  # noqa: F811
+def test_training_goes_on_after_damage_as_if_nothing_had_happened(data, tmp_path, damaged, caplog):
     settings = {"checkpoint_steps": 5, "max_epochs": 3}
     results = []
     for folder, damage in ((tmp_path / "whole", 0), (tmp_path / "damaged", damaged)):

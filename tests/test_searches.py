@@ -8,16 +8,17 @@ import pytest
 from greedynas import searches
 from greedynas.budget import Budget
 from greedynas.searches import default_name
-from tests.test_cli import greedynas  # noqa: F401
 from tests.test_latency import made_up
-from tests.test_training import SETTINGS, one_thread, photos, tiny_space  # noqa: F401
+from tests.test_training import SETTINGS, tiny_space
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DATA = {"val_images": 12, "test_images": 6, "workers": 0, "pad": 1}
 SMALL = ["--set", "population=6", "--set", "generations=4"]
 
 
 @pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory):  # noqa: F811
+def trained(photos, tmp_path_factory):
     """A finished run; tests search in copies of it."""
     from greedynas.config import Config
     from greedynas.stages import train_stage
@@ -43,7 +44,7 @@ def search_of(run, name):
     return json.loads((run / "searches" / name / "search.json").read_text())
 
 
-def test_a_search_under_a_budget(greedynas, run):  # noqa: F811
+def test_a_search_under_a_budget(greedynas, run):
     code, out, err = greedynas("search", run, "--flops", "60K", *SMALL)
     assert (code, err) == (0, "")
     assert "macs-60K" in out
@@ -67,7 +68,7 @@ def test_a_search_under_a_budget(greedynas, run):  # noqa: F811
     assert f"{result['from_pool']} of the first generation from the pool" in (run / "log.txt").read_text()
 
 
-def test_a_family_a_front_and_random_search(greedynas, run):  # noqa: F811
+def test_a_family_a_front_and_random_search(greedynas, run):
     code, out, _ = greedynas("search", run, "--flops", "60K", "--flops", "50K", "--json", *SMALL)
     assert code == 0
     family = json.loads(out)["searches"]
@@ -92,7 +93,7 @@ def test_a_family_a_front_and_random_search(greedynas, run):  # noqa: F811
 
 
 @pytest.mark.parametrize("searcher", ["evolution", "random"])
-def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, searcher, monkeypatch):  # noqa: F811
+def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, searcher, monkeypatch):
     whole = shutil.copytree(run, tmp_path / "whole")
     command = ["--flops", "60K", "--searcher", searcher, *SMALL]
     assert greedynas("search", whole, *command)[0] == 0
@@ -124,7 +125,7 @@ def requests_of(run, searcher):
     return searches.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
 
 
-def test_a_latency_limit_leaves_out_what_has_no_latency(greedynas, run):  # noqa: F811
+def test_a_latency_limit_leaves_out_what_has_no_latency(greedynas, run):
     table = run.parent / "table.json"
     prices = made_up(tiny_space(), lack=["MB2_K3"])
     prices.save(table)
@@ -175,7 +176,7 @@ def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
         (["--flops", "60K", "--set", "populatoin=5"], "did you mean"),
     ],
 )
-def test_wrong_inputs_are_one_line(greedynas, run, arguments, message):  # noqa: F811
+def test_wrong_inputs_are_one_line(greedynas, run, arguments, message):
     before = sorted(run.rglob("*"))
     code, out, err = greedynas("search", run, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -183,7 +184,7 @@ def test_wrong_inputs_are_one_line(greedynas, run, arguments, message):  # noqa:
     assert sorted(run.rglob("*")) == before
 
 
-def test_runs_without_a_supernet_are_refused(greedynas, run, tmp_path):  # noqa: F811
+def test_runs_without_a_supernet_are_refused(greedynas, run, tmp_path):
     code, _, err = greedynas("search", tmp_path / "nothing", "--flops", "60K")
     assert (code, err.count("\n")) == (2, 1)
     assert "not a run directory" in err
@@ -193,7 +194,7 @@ def test_runs_without_a_supernet_are_refused(greedynas, run, tmp_path):  # noqa:
     assert "no supernet" in err
 
 
-def test_another_search_under_the_same_name_is_refused(greedynas, run):  # noqa: F811
+def test_another_search_under_the_same_name_is_refused(greedynas, run):
     assert greedynas("search", run, "--flops", "60K", "--name", "mine", *SMALL)[0] == 0
     code, _, err = greedynas("search", run, "--flops", "55K", "--name", "mine", *SMALL)
     assert code == 2

@@ -23,16 +23,9 @@ from tests.test_evaluation import one_at_a_time
 from tests.test_pool import Reference
 from tests.test_supernet import with_lively_statistics
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WALL_CLOCK = {"seconds", "images_per_second", "measured_ratio", "corrected_images_measured"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads cost more than they bring with networks as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny_space(ops=("ID", "MB2_K3", "MB3_K3_SE"), repeat=2, **changes):
@@ -59,22 +52,9 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory):
-    """60 little pictures of three classes: 42 to train on, 12 for validation, 6 for a test."""
-    return paint(tmp_path_factory.mktemp("photos"), {"a": 20, "b": 20, "c": 20}, size=(10, 9))
-
-
 def opened(folder, **settings):
     settings = DataSettings(source=str(folder), workers=0, pad=1, **{"val_images": 12, "test_images": 6, **settings})
     return open_data(settings, image_size=8, image_channels=3, seed=0, device=torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def data(photos):
-    found = opened(photos)
-    assert (len(found.train), len(found.val)) == (42, 12)  # four steps an epoch, two images left out
-    return found
 
 
 def new_net(space=None):
