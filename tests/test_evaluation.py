@@ -100,22 +100,22 @@ def test_statistics_of_a_batch_depend_on_the_setting_alone():
     net = Supernet("fashion").double()
     images = torch.randn(12, 1, 28, 28, dtype=torch.float64)
     labels = torch.arange(12) % 10
-    whole = evaluate_paths(net, [(1,) * 8], images, labels, "batch", bn_images=12).losses
+    whole = evaluate_paths(net, [(1,) * 7], images, labels, "batch", bn_images=12).losses
     halves = [
-        evaluate_paths(net, [(1,) * 8], images[part], labels[part], "batch", bn_images=6).losses
+        evaluate_paths(net, [(1,) * 7], images[part], labels[part], "batch", bn_images=6).losses
         for part in (slice(0, 12, 2), slice(1, 12, 2))
     ]
-    grouped = evaluate_paths(net, [(1,) * 8], images, labels, "batch", bn_images=6).losses
+    grouped = evaluate_paths(net, [(1,) * 7], images, labels, "batch", bn_images=6).losses
     np.testing.assert_allclose(grouped, sum(halves) / 2)
     assert abs(grouped - whole) > 1e-6
-    running = [evaluate_paths(net, [(1,) * 8], images, labels, "running", bn_images=size).losses for size in (1, 5, 12)]
+    running = [evaluate_paths(net, [(1,) * 7], images, labels, "running", bn_images=size).losses for size in (1, 5, 12)]
     assert np.ptp(running) < 1e-9
 
 
 def test_correctness_by_image():
     net = Supernet("fashion")
     images, labels = torch.randn(6, 1, 28, 28), torch.arange(6)
-    result = evaluate_paths(net, [(1,) * 8, (2,) * 8], images, labels, bn_images=3, keep_correct=True)
+    result = evaluate_paths(net, [(1,) * 7, (2,) * 7], images, labels, bn_images=3, keep_correct=True)
     assert result.correct.shape == (2, 6)
     np.testing.assert_allclose(result.correct.mean(1), result.accuracies)
 
