@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.images import Pixels
 
 
-class Source:
+class Source(ABC):
     """Labelled images by index. `labels` index `class_names`."""
 
     def __init__(self, class_names: Sequence[str], labels: NDArray[np.int64]) -> None:
@@ -27,17 +28,17 @@ class Source:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
     def image(self, index: int) -> Image.Image:
         """The image, not decoded yet where that is possible. Raises whatever the file's format raises."""
-        raise NotImplementedError
 
     def name(self, index: int) -> str:
         """What messages call the image."""
         return f"image {index}"
 
+    @abstractmethod
     def digest(self, index: int) -> bytes:
         """Equal for exact copies."""
-        raise NotImplementedError
 
     def byte_counts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Exact copies have the same; where that is not cheap to know, 0 for all."""
