@@ -400,7 +400,7 @@ def test_draws_are_balanced(counts, data, seed):
 
 def fake_set(labels):
     """A set of which only the labels matter."""
-    source = imagesets.Source([str(i) for i in range(labels.max() + 1)], labels)
+    source = Files([str(i) for i in range(labels.max() + 1)], labels, [""] * len(labels))
     rows = np.arange(len(labels))
     return imagesets.Shelf(source, rows, None, None, CPU, 0, False).select(rows)
 
