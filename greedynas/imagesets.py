@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +281,15 @@ def _loader(dataset: Dataset[Batch], keys: list[Any], workers: int, pin_memory: 
             num_workers=min(workers, len(keys)),
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
+            worker_init_fn=partial(_end_without_parent, os.getpid()),
         )
     )
+
+
+def _end_without_parent(parent: int, _: int) -> None:
+    """A worker whose parent was killed while it started would wait for work for ever: torch's own watch begins later."""
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def cpus() -> int:
