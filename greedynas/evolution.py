@@ -105,15 +105,35 @@ def search(
     many paths without looking. `.best` is the result, `.front()` the best at every cost.
     """
     task = make_task(space, budget or Budget(), objectives, latency)
-    if searcher == "random":
-        steps = random_search(task, evaluate, paths=population_size * generations, step=population_size, seed=seed)
-    elif searcher == "evolution":
-        sizes = {"population_size": population_size, "generations": generations}
-        steps = evolutionary_search(task, evaluate, pool=pool, seed=seed, **sizes)  # type: ignore[arg-type]
-    else:
-        raise unknown("searcher", searcher, ["evolution", "random"])
-    *_, result = steps
+    *_, result = search_steps(task, evaluate, searcher, pool, population_size, generations, seed)
     return result
+
+
+def search_steps(
+    task: "Task",
+    evaluate: Accuracies,
+    searcher: str,
+    pool: Sequence[OpPath],
+    population_size: int,
+    generations: int,
+    seed: int,
+    earlier: Sequence[Found] = (),
+) -> Iterator[Searched]:
+    """The same search generation by generation, going on from what an interrupted one has evaluated."""
+    if searcher == "random":
+        paths = population_size * generations
+        return random_search(task, evaluate, paths=paths, step=population_size, seed=seed, earlier=earlier)
+    if searcher != "evolution":
+        raise unknown("searcher", searcher, ["evolution", "random"])
+    return evolutionary_search(
+        task,
+        evaluate,
+        pool=pool,
+        population_size=population_size,
+        generations=generations,
+        seed=seed,
+        earlier=earlier,
+    )
 
 
 def evolutionary_search(
@@ -130,18 +150,11 @@ def evolutionary_search(
 
     `earlier` are the results of a search that was interrupted: they are taken instead of evaluating again.
     """
-    result = Searched(task)
-    known = {entry.path: entry.accuracy for entry in earlier}
-
-    def evaluation(paths: list[OpPath], generation: int) -> list[Found]:
-        new = [path for path in paths if path not in known]
-        known.update(zip(new, evaluate(new) if new else (), strict=True))
-        found = [Found(path, known[path], generation) for path in paths]
-        result.found += found
-        return found
+    result, evaluation = Searched(task), _remembering(evaluate, earlier)
 
     paths, result.from_pool = initial_population(task, pool, population_size, stream(seed, "search", 0))
-    population = survivors(task, evaluation(paths, 0), population_size)
+    result.found += evaluation(paths, 0)
+    population = survivors(task, result.found, population_size)
     yield result
     for generation in range(1, generations):
         rng = stream(seed, "search", generation)
@@ -150,7 +163,9 @@ def evolutionary_search(
         if not offspring:
             return  # every feasible path has been evaluated
         result.ditched += ditched
-        population = survivors(task, population + evaluation(offspring, generation), population_size)
+        found = evaluation(offspring, generation)
+        result.found += found
+        population = survivors(task, population + found, population_size)
         yield result
 
 
@@ -158,8 +173,7 @@ def random_search(
     task: Task, evaluate: Accuracies, *, paths: int = 1000, step: int = 50, seed: int = 0, earlier: Sequence[Found] = ()
 ) -> Iterator[Searched]:
     """The baseline: distinct feasible paths at random, `step` at a time."""
-    result = Searched(task)
-    known = {entry.path: entry.accuracy for entry in earlier}
+    result, evaluation = Searched(task), _remembering(evaluate, earlier)
     seen: set[OpPath] = set()
     for generation in range(-(-paths // step)):
         wanted = min(step, paths - len(seen))
@@ -167,10 +181,20 @@ def random_search(
         if not drawn:
             return
         seen.update(drawn)
-        new = [path for path in drawn if path not in known]
-        known.update(zip(new, evaluate(new) if new else (), strict=True))
-        result.found += [Found(path, known[path], generation) for path in drawn]
+        result.found += evaluation(drawn, generation)
         yield result
+
+
+def _remembering(evaluate: Accuracies, earlier: Sequence[Found]) -> Callable[[list[OpPath], int], list[Found]]:
+    """Evaluation of a generation that takes the results of an interrupted search instead of evaluating again."""
+    known = {entry.path: entry.accuracy for entry in earlier}
+
+    def evaluation(paths: list[OpPath], generation: int) -> list[Found]:
+        new = [path for path in paths if path not in known]
+        known.update(zip(new, evaluate(new) if new else (), strict=True))
+        return [Found(path, known[path], generation) for path in paths]
+
+    return evaluation
 
 
 def initial_population(

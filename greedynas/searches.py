@@ -20,7 +20,7 @@ from greedynas.config import Config, SearchSettings, changed_section, parse_assi
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import evaluate_batches, interleaved
-from greedynas.evolution import Found, Searched, Task, evolutionary_search, make_task, random_search
+from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import write_json
 from greedynas.latency import load_latency_table
 from greedynas.paths import OpPath, canonical, op_names
@@ -30,6 +30,7 @@ from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.state import TrainState, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
+from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
 SEARCHERS = ("evolution", "random")
@@ -58,8 +59,7 @@ class SupernetEvaluator:
         self.calibration = None
         if settings.bn == "recalibrate":
             rng = stream(seed, "calibration images of the search")
-            count = min(settings.calibration_images, len(data.train))
-            self.calibration, _ = data.train.eval_batch(rng.choice(len(data.train), count, replace=False))
+            self.calibration = calibration_images(data, settings.calibration_images, rng)
 
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
         new = [path for path in paths if path not in self.accuracies]
@@ -174,13 +174,9 @@ def run_search(
     earlier = read_search(file, wanted)
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = request.settings
-    shared: dict[str, Any] = {"seed": request.seed, "earlier": earlier}
-    if request.searcher == "random":
-        paths = settings.population * settings.generations
-        generations = random_search(task, evaluator, paths=paths, step=settings.population, **shared)
-    else:
-        shared |= {"population_size": settings.population, "generations": settings.generations}
-        generations = evolutionary_search(task, evaluator, pool=pool if request.pool_init else (), **shared)
+    first = pool if request.pool_init else []
+    sizes = (settings.population, settings.generations)
+    generations = search_steps(task, evaluator, request.searcher, first, *sizes, request.seed, earlier)
     start, searched = time.perf_counter(), Searched(task)
     with _progress(console) as progress:
         bar = progress.add_task(f"search {request.name}", total=settings.generations, told="")

@@ -101,6 +101,12 @@ def images_per_path(settings: TrainSettings, data: Data) -> int:
     return settings.filter_images + calibration
 
 
+def calibration_images(data: Data, count: int, rng: np.random.Generator) -> Tensor:
+    """Training images, without augmentation, for the statistics of recalibrated BatchNorm."""
+    images, _ = data.train.eval_batch(rng.choice(len(data.train), min(count, len(data.train)), replace=False))
+    return images
+
+
 def filter_on_validation(
     net: Supernet,
     data: Data,
@@ -116,9 +122,8 @@ def filter_on_validation(
     images, labels = data.val.eval_batch(chosen)
     calibration = None
     if settings.bn == "recalibrate":
-        count = min(settings.calibration_images, len(data.train))
-        among = stream(seed, "calibration images", state.draws).choice(len(data.train), count, replace=False)
-        calibration, _ = data.train.eval_batch(among)
+        rng_images = stream(seed, "calibration images", state.draws)
+        calibration = calibration_images(data, settings.calibration_images, rng_images)
 
     def losses(paths: Sequence[OpPath]) -> Sequence[float]:
         bn = {"bn": settings.bn, "bn_images": settings.bn_images, "calibration": calibration}
