@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,12 @@ def main() -> None:
     changes = parse_assignments(arguments.set)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as jobs:
-        pairs = list(jobs.map(pair, seeds, [changes] * len(seeds)))
-    for result in pairs:
-        told = {name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()}
-        print(f"seed {result['greedy']['seed']}: greedy {told['greedy']}, uniform {told['uniform']}")
+        running = [jobs.submit(pair, seed, changes) for seed in seeds]
+        for done in as_completed(running):  # told at once: a sweep that is cut short has not been for nothing
+            result = done.result()
+            told = {name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()}
+            print(f"seed {result['greedy']['seed']}: greedy {told['greedy']}, uniform {told['uniform']}", flush=True)
+        pairs = [done.result() for done in running]
     differences = [result["greedy"]["test_of_best"] - result["uniform"]["test_of_best"] for result in pairs]
     mean, low, high = interval(differences)
     print(

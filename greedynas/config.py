@@ -83,6 +83,41 @@ class SearchSettings(BaseModel):
     calibration_images: Count = 256  # training images of bn: recalibrate
 
 
+class RetrainSettings(BaseModel):
+    """Training of the found network from scratch. None: the recipe's own value (see `recipes.py`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: Literal["sgd", "rmsprop"] = "sgd"
+    epochs: Count | None = None
+    batch_size: AtLeastTwo | None = None
+    lr: Annotated[float, Field(gt=0, le=1e30)] | None = None  # at the recipe's batch size; it follows the real one
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None  # not on BatchNorm and biases
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    ema: Annotated[float, Field(ge=0, lt=1)] | None = None  # decay of the averaged weights; 0: off
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    clip_grad: Annotated[float, Field(gt=0)] | None = None
+    # Augmentation, besides the crops and flips of `data`
+    randaugment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    erasing: Fraction = 0.0  # probability of timm's random erasing
+    # Where the weights start from, and what they learn from besides the labels
+    inherit: bool = False  # start from the supernet's weights
+    teacher: str | None = None  # a timm model that was trained in this run: distillation
+    teacher_weight: Fraction = 0.5  # of its part of the loss
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    # The N best found networks get a short training; the best on validation images gets the long one
+    top: Annotated[int, Field(ge=1, le=1000)] = 1
+    top_epochs: Count | None = None  # None: a tenth of the epochs
+    # Bookkeeping
+    log_every: Count = 20  # steps
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_steps: Count | None = None  # besides: every so many steps
+
+
 class Expectation(BaseModel):
     """What the plan assumes before the data is read."""
 
@@ -108,6 +143,7 @@ class Config(BaseModel):
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     search: SearchSettings = SearchSettings()
+    retrain: RetrainSettings = RetrainSettings()
 
     @field_validator("space", mode="before")
     @classmethod

@@ -183,8 +183,9 @@ def versions() -> dict[str, Any]:
 
 def refuse_differences(folder: Path, old: Config, new: Config) -> None:
     before, after = (dict(_flatten(config.model_dump(mode="json"))) for config in (old, new))
-    # Other searches only add to a run.
-    changed = [k for k in before if before[k] != after.get(k) and k not in FREE and not k.startswith("search.")]
+    # Other searches and other models only add to a run.
+    extends = ("search.", "retrain.")
+    changed = [k for k in before if before[k] != after.get(k) and k not in FREE and not k.startswith(extends)]
     if changed:
         told = "; ".join(f"{key} is {before[key]!r} there, {after.get(key)!r} here" for key in changed)
         raise GreedyNASError(
