@@ -9,6 +9,7 @@ from greedynas.known import KnownNetwork, known_networks
 from greedynas.latency import LatencyTable, import_latency, load_latency_table
 from greedynas.paths import canonical, compact, op_names, parse_path
 from greedynas.pool import CandidatePool
+from greedynas.registration import register_with_timm
 from greedynas.sampling import filter_paths
 from greedynas.space import Fixed, Space, Stage, load_space, space_names
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from greedynas.network import Network, build_network
     from greedynas.supernet import Supernet
     from greedynas.timing import measure_latency
+    from greedynas.trained import Card, load_network
     from greedynas.training import train_supernet
 
 __version__ = "0.1.0"
@@ -25,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "CandidatePool",
+    "Card",
     "Fixed",
     "GreedyNASError",
     "KnownNetwork",
@@ -41,6 +44,7 @@ __all__ = [
     "import_latency",
     "known_networks",
     "load_latency_table",
+    "load_network",
     "load_space",
     "measure_latency",
     "op_names",
@@ -52,10 +56,12 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for: `greedynas describe` answers at once.
 _LAZY = {
+    "Card": "trained",
     "Network": "network",
     "Supernet": "supernet",
     "build_network": "network",
     "evaluate_paths": "evaluation",
+    "load_network": "trained",
     "measure_latency": "timing",
     "search": "evolution",
     "train_supernet": "training",
@@ -66,3 +72,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"greedynas.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'greedynas' has no attribute {name!r}")
+
+
+register_with_timm()

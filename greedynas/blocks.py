@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import engine
 from greedynas.ops import is_nothing, parse_op, squeeze_channels
 from greedynas.space import Layer
 
@@ -28,7 +29,10 @@ class ConvNorm(nn.Module):
         self.activation = ACTIVATIONS[activation](inplace=True) if activation else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
+        x = self.conv(x)
+        if engine.applies(x, self.norm):
+            return engine.norm_act(x, self.norm, self.activation)
+        x = self.norm(x)
         return x if self.activation is None else self.activation(x)
 
 
@@ -60,6 +64,8 @@ class MBConv(nn.Module):
         self.residual = in_channels == out_channels and stride == 1
 
     def forward(self, x: Tensor) -> Tensor:
+        if engine.takes(self, x):
+            return engine.mbconv(self, x)
         out = x if self.expand is None else self.expand(x)
         out = self.depthwise(out)
         out = out if self.se is None else self.se(out)

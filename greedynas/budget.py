@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -51,6 +52,28 @@ def make_budget(limits: dict[str, float]) -> Budget:
     except ValidationError as error:
         cause = error.errors()[0].get("ctx", {}).get("error", error)
         raise GreedyNASError(str(cause)) from None
+
+
+Limits = Mapping[str, tuple[list[str] | None, str | None]]  # (at most, one or several; at least) by cost, as written
+
+
+def parse_limits(limits: Limits) -> list[Budget]:
+    """The budgets that a command line asks for: one, or one for each value of the limit that is given several times."""
+    parse = {"macs": parse_count, "params": parse_count, "latency_ms": parse_latency}
+    several = [cost for cost, (high, _) in limits.items() if high is not None and len(high) > 1]
+    if len(several) > 1:
+        raise GreedyNASError("only one kind of limit can be given several times, to get a family")
+    base = {f"min_{cost}": parse[cost](low) for cost, (_, low) in limits.items() if low is not None}
+    base |= {
+        f"max_{cost}": parse[cost](high[0]) for cost, (high, _) in limits.items() if high is not None and len(high) == 1
+    }
+    family = [{f"max_{cost}": parse[cost](value)} for cost in several for value in limits[cost][0] or ()] or [{}]
+    return [make_budget(base | member) for member in family]
+
+
+def without_latency(budgets: Sequence[Budget]) -> list[Budget]:
+    """The limits that need no latency table."""
+    return [budget.model_copy(update={"max_latency_ms": None, "min_latency_ms": None}) for budget in budgets]
 
 
 def parse_count(text: str) -> int:

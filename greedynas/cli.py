@@ -1,6 +1,5 @@
 """The command line: one verb a job. Wrong input is one line on stderr and exit code 2."""
 
-import json
 import logging
 import os
 import sys
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from greedynas import cli_stages  # noqa: F401 (its verbs)
+from greedynas.cli_options import JsonOption, app, print_json, shown_console, write_text
 from greedynas.errors import GreedyNASError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 # Newer typer brings its own click, older typer uses the installed one: ask typer which.
 UsageError: Any = typer.BadParameter.__base__
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-
 latency_app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(latency_app, name="latency", help="Measure a latency table on this machine, or import one.")
 
@@ -29,7 +28,6 @@ NeededSpaceOption = Annotated[str, typer.Option("--space", help="A space that sh
 SizeOption = Annotated[int | None, typer.Option("--image-size", min=1, help="Height and width of the images.")]
 ClassesOption = Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")]
 TableOption = Annotated[Path, typer.Option("--out", help="Write the table into this file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -76,123 +74,22 @@ def describe(
         home = home.adapt(classes, image_size)
         facts = describing.path_facts(ops, home, latency)
         if svg is not None:
-            _write(svg, draw_path(ops, home, facts["name"] or ""))
+            write_text(svg, draw_path(ops, home, facts["name"] or ""))
         if as_json:
-            _print_json(facts)
+            print_json(facts)
         else:
-            describing.show_path(ops, home, _console(), latency)
+            describing.show_path(ops, home, shown_console(), latency)
             if svg is not None:
                 typer.echo(f"drawn to {svg}")
     elif chosen is not None:
         if as_json:
-            _print_json(describing.space_facts(chosen, latency))
+            print_json(describing.space_facts(chosen, latency))
         else:
-            describing.show_space(chosen, _console(), latency)
+            describing.show_space(chosen, shown_console(), latency)
     elif as_json:
-        _print_json(describing.catalogue_facts())
+        print_json(describing.catalogue_facts())
     else:
-        describing.show_catalogue(_console())
-
-
-@app.command(
-    epilog="Example: greedynas train cifar10 --data photos/ --out runs/photos --set train.max_epochs=50 --seed 1"
-)
-def train(
-    preset: Annotated[str, typer.Argument(help="A preset (fashion, cifar10, imagenet, imagenet-se) or a YAML file.")],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", help="A folder with train/ and val/ or test/, a folder of class folders, a timm name, or fashion."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The run directory; the same command again resumes.")
-    ] = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="greedy, uniform or fair.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as you like.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of every random stream.")] = None,
-    only_plan: Annotated[
-        bool, typer.Option("--plan", help="Print the resolved settings and the cost, train nothing.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Train a supernet: greedy (Algorithms 1 and 2), or one of the methods it is compared with."""
-    from greedynas.config import load_config, parse_assignments
-
-    changes = parse_assignments(settings or [])
-    changes |= {
-        key: value
-        for key, value in (("data.source", data), ("train.sampler", sampler), ("seed", seed))
-        if value is not None
-    }
-    config = load_config(preset, changes)
-    if only_plan:
-        from greedynas.stages import plan, plan_table
-
-        if as_json:
-            _print_json({"config": config.model_dump(mode="json"), "plan": plan(config)})
-        else:
-            import yaml
-
-            table = plan_table(config)
-            typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
-            _console().print(table)
-        return
-    if out is None:
-        raise GreedyNASError("name the run directory with --out")
-    from greedynas.stages import report_training, train_stage
-
-    console = Console(stderr=True) if as_json else _console()
-    result = train_stage(config, out, console)
-    if as_json:
-        _print_json({"run": str(out), **result})
-    else:
-        report_training(result, out, config.space, console)
-
-
-@app.command(epilog="Example: greedynas search runs/photos --flops 330M --flops 280M --params 5M")
-def search(
-    run: Annotated[Path, typer.Argument(help="A run directory with a trained supernet.")],
-    flops: Annotated[
-        list[str] | None, typer.Option("--flops", help="At most so many multiply-adds: 330M. Several give a family.")
-    ] = None,
-    params: Annotated[list[str] | None, typer.Option("--params", help="At most so many parameters: 5M.")] = None,
-    latency: Annotated[
-        list[str] | None, typer.Option("--latency", help="At most so long: 80ms. Needs a table.")
-    ] = None,
-    latency_table: Annotated[Path | None, typer.Option("--latency-table", help="From greedynas latency.")] = None,
-    min_flops: Annotated[str | None, typer.Option("--min-flops", help="At least so many multiply-adds.")] = None,
-    min_params: Annotated[str | None, typer.Option("--min-params", help="At least so many parameters.")] = None,
-    min_latency: Annotated[str | None, typer.Option("--min-latency", help="At least so long.")] = None,
-    searcher: Annotated[str, typer.Option("--searcher", help="evolution (NSGA-II) or random.")] = "evolution",
-    pool_init: Annotated[
-        bool, typer.Option("--pool-init/--no-pool-init", help="Start from the candidate pool.")
-    ] = True,
-    front: Annotated[
-        bool, typer.Option("--front", help="The best network at every cost, not only under the limit.")
-    ] = False,
-    objectives: Annotated[str, typer.Option("--objectives", help="Costs of the front: macs, or macs,params.")] = "macs",
-    name: Annotated[
-        str | None, typer.Option("--name", help="Of the search; made from the budget if not given.")
-    ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as you like.")] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of the search; the run's own if not given.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
-    from greedynas.searches import make_requests, report_searches, search_stage
-
-    limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
-    chosen = tuple(objectives.split(",")) if front else ()
-    requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed)
-    console = Console(stderr=True) if as_json else _console()
-    results = search_stage(run, requests, latency_table, console)
-    if as_json:
-        _print_json({"run": str(run), "searches": results})
-    else:
-        report_searches(results, run, front, console)
+        describing.show_catalogue(shown_console())
 
 
 @latency_app.callback(invoke_without_command=True)
@@ -254,19 +151,26 @@ def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: boo
 
     table.save(out)
     if as_json:
-        _print_json({"out": str(out), **table_facts(table, space)})
+        print_json({"out": str(out), **table_facts(table, space)})
     else:
-        show_table(table, space, str(out), _console())
+        show_table(table, space, str(out), shown_console())
 
 
-@app.command(epilog="Example: greedynas demo")
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("greedynas-demo"),
+@app.command(epilog="Example: greedynas predict runs/photos holiday.jpg --top 3")
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run directory, a folder in its models/, or a model file of ours.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Classes to show for each image.")] = 5,
+    as_json: JsonOption = False,
 ) -> None:
-    """The job on the embedded Fashion-MNIST sample, on a CPU: so far, training a supernet and searching it."""
-    from greedynas.demo import run_demo
+    """Classify images with a trained network."""
+    from greedynas.prediction import predict, prediction_facts, show_predictions
 
-    run_demo(out, _console())
+    predictions = predict(model, images, top=top)
+    if as_json:
+        print_json({"model": str(model), "predictions": [prediction_facts(one) for one in predictions]})
+    else:
+        show_predictions(predictions, shown_console())
 
 
 def main() -> None:
@@ -298,20 +202,3 @@ def _show_warnings() -> None:
 def _fail(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def _console() -> Console:
-    """Wide enough for the tables where the output is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
-
-
-def _print_json(facts: dict[str, object]) -> None:
-    typer.echo(json.dumps(facts, indent=2))
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GreedyNASError(f"cannot write {file}: {error.strerror}") from None

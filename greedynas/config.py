@@ -13,6 +13,7 @@ from greedynas.space import Space, first_problem, load_space
 from greedynas.yamlfiles import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
+AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -97,8 +98,12 @@ class RetrainSettings(BaseModel):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None  # decay of the averaged weights; 0: off
-    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
-    clip_grad: Annotated[float, Field(gt=0)] | None = None
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None  # at most a fifth of all epochs
+    clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    # rmsprop alone
+    eps: Annotated[float, Field(gt=0)] | None = None
+    decay_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # the learning rate times this,
+    decay_epochs: Annotated[float, Field(gt=0)] | None = None  # every so many epochs
     # Augmentation, besides the crops and flips of `data`
     randaugment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
     mixup: Annotated[float, Field(ge=0)] = 0.0
@@ -127,6 +132,21 @@ class Expectation(BaseModel):
     epochs: Count  # where training is expected to stop
 
 
+class Asked(BaseModel):
+    """What was asked for where the settings were chosen for the data, the machine and the time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str
+    hours: float | None = None
+    changes: dict[str, Any] = {}
+
+    def told(self) -> str:
+        hours = "" if self.hours is None else f" --hours {self.hours:g}"
+        changes = "".join(f" {key}={value}" for key, value in sorted(self.changes.items()))
+        return f"{self.preset}{hours}{changes}"
+
+
 class Config(BaseModel):
     """A run's settings, complete: what `config.yaml` holds."""
 
@@ -140,6 +160,8 @@ class Config(BaseModel):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 on a GPU
     eval_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of evaluation; auto: bf16 on a GPU, or a CPU that has it
     expect: Expectation | None = None
+    asked: Asked | None = None
+    reasons: tuple[str, ...] = ()  # why the settings were chosen so
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     search: SearchSettings = SearchSettings()
@@ -158,7 +180,8 @@ class Config(BaseModel):
 
 
 def preset_names() -> list[str]:
-    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
+    """What stands in for a config file: those that ship, and `auto`, which is made for the data it is given."""
+    return sorted([AUTO, *(file.stem for file in PRESETS.glob("*.yaml"))])
 
 
 def load_config(source: str | Path, changes: dict[str, Any] | None = None, section: str = "train") -> Config:
@@ -166,6 +189,10 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
 
     A bare key such as `lr` means the one of `section`, else the only section that has it.
     """
+    if str(source) == AUTO:
+        from greedynas.auto import auto_config
+
+        return auto_config(changes or {}, section=section)[0]
     if str(source) in preset_names():
         data = read_yaml(PRESETS / f"{source}.yaml", "config file")
     elif Path(source).is_file():
@@ -174,8 +201,12 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
     for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other
         data.pop(key, None)
-    data = {"name": Path(source).stem, **data}
-    for key, value in (changes or {}).items():
+    return changed({"name": Path(source).stem, **data}, changes or {}, str(source), section)
+
+
+def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section: str = "train") -> Config:
+    """The settings of a config file with changes by (dotted) key."""
+    for key, value in changes.items():
         path = resolve_key(key, section)
         place = data
         for part in path[:-1]:
@@ -183,7 +214,7 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
             if not isinstance(place, dict):
                 raise GreedyNASError(f"{'.'.join(path[:-1])} in {source} is not a section")
         place[path[-1]] = value
-    return validated(data, str(source))
+    return validated(data, source)
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:

@@ -87,6 +87,11 @@ class Data:
                 logger.info(note)
         return self._test
 
+    @property
+    def test_count(self) -> int:
+        """How many test images there are, without a look at them; 0 where only reading them tells."""
+        return len(self._test_rows)
+
     def train_and_val(self) -> ImageSet:
         """For retraining: the training images and those held out of them for validation."""
         return self._pool.all()

@@ -6,6 +6,7 @@ That is exact, because a layer's input depends on the ops before it alone. Batch
   running      the averages kept in training (the paper's `eval()`): a mix over all paths.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -94,20 +95,17 @@ def evaluate_batches(
     correct: list[NDArray[np.bool_]] = []
     result = Evaluation(losses, hits)
     seen = 0
-    with _bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
+    with bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
         for images, labels in batches:
-            right = np.zeros((len(distinct), len(labels)), dtype=bool)
-            loss_sums: list[Tensor] = []
-            rights: list[Tensor] = []
-            for logits in _leaves(net, distinct, images, calibration if bn == "recalibrate" else None, result):
-                loss_sums.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
-                rights.append(logits.argmax(1) == labels)
-            losses += torch.stack(loss_sums).double().cpu().numpy()
-            right = torch.stack(rights).cpu().numpy()
+            loss_sums, rights = _evaluate_chunk(net, distinct, images, labels, calibration, bn, precision)
+            losses += loss_sums.double().cpu().numpy()
+            right = rights.cpu().numpy()
             hits += right.sum(1)
             if keep_correct:
                 correct.append(right)
             seen += len(labels)
+            result.layers_plain += len(distinct) * len(net.space.layers)
+            result.layers_run += len(distinct) * len(net.space.layers) - sum(shared_layers(distinct))
     if seen == 0:
         raise GreedyNASError("the evaluation set is empty")
     order = [place[path] for path in parsed]
@@ -117,31 +115,54 @@ def evaluate_batches(
     return result
 
 
+def _evaluate_chunk(
+    net: Supernet,
+    distinct: Sequence[OpPath],
+    images: Tensor,
+    labels: Tensor,
+    calibration: Tensor | None,
+    bn: BNMode,
+    precision: str,
+) -> tuple[Tensor, Tensor]:
+    """Summed losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
+    shared = shared_layers(distinct)
+    calibration = calibration if bn == "recalibrate" else None
+    if images.device.type == "cuda":
+        from greedynas.graphs import recorded_evaluation
+
+        recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
+        if recorded is not None:
+            return recorded(distinct, shared, images, labels, calibration)
+    losses: list[Tensor] = []
+    rights: list[Tensor] = []
+    for logits in _leaves(net, distinct, shared, images, calibration):
+        losses.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
+        rights.append(logits.argmax(1) == labels)
+    return torch.stack(losses), torch.stack(rights)
+
+
+def shared_layers(distinct: Sequence[OpPath]) -> list[int]:
+    """How many leading layers each of sorted paths shares with the one before it: all that any earlier one could share."""
+    shared = [0]
+    for before, path in itertools.pairwise(distinct):
+        shared.append(next(i for i, (a, b) in enumerate(zip(before, path, strict=True)) if a != b))
+    return shared[: len(distinct)]
+
+
 def _leaves(
-    net: Supernet, distinct: Sequence[OpPath], images: Tensor, calibration: Tensor | None, count: Evaluation
+    net: Supernet, distinct: Sequence[OpPath], shared: Sequence[int], images: Tensor, calibration: Tensor | None
 ) -> Iterator[Tensor]:
-    """Logits of every path, in order, walking the prefix tree depth first: one activation is kept for each depth.
-
-    In sorted order a path shares with the one before it all that any earlier path could share.
-    """
-    stack = [_run(net.stem, images, calibration)]  # stack[d]: (images, calibration images) after d layers
-    previous: OpPath = ()
-    depth = len(net.space.layers)
-    for path in distinct:
-        shared = 0
-        while shared < len(previous) and path[shared] == previous[shared]:
-            shared += 1
-        del stack[shared + 1 :]
-        for layer in range(shared, depth):
-            stack.append(_run(net.layers[layer][path[layer]], *stack[-1]))  # type: ignore[index]
-        count.layers_run += depth - shared
-        count.layers_plain += depth
-        features, _ = _run(net.head, *stack[-1])
+    """Logits of every path, in order, walking the prefix tree depth first: one activation is kept for each depth."""
+    stack = [run_block(net.stem, images, calibration)]  # stack[d]: (images, calibration images) after d layers
+    for path, known in zip(distinct, shared, strict=True):
+        del stack[known + 1 :]
+        for layer in range(known, len(path)):
+            stack.append(run_block(net.layers[layer][path[layer]], *stack[-1]))  # type: ignore[index]
+        features, _ = run_block(net.head, *stack[-1])
         yield net.classifier(features.mean((2, 3)))
-        previous = path
 
 
-def _run(block: nn.Module, images: Tensor, calibration: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def run_block(block: nn.Module, images: Tensor, calibration: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """One block. With calibration images, their statistics are taken first and the images are normalised by them."""
     if calibration is None:
         return block(images), None
@@ -155,11 +176,12 @@ def _run(block: nn.Module, images: Tensor, calibration: Tensor | None) -> tuple[
 
 
 @contextmanager
-def _bn_mode(net: nn.Module, mode: BNMode) -> Iterator[None]:
-    """Evaluate with these statistics; afterwards every module and every buffer is as it was."""
+def bn_mode(net: nn.Module, mode: BNMode) -> Iterator[list[Tensor]]:
+    """Evaluate with these statistics; afterwards every module and every buffer is as it was. Yields the buffers in use."""
     training = {module: module.training for module in net.modules()}
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    kept = [(norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked) for norm in norms]
+    names = ("track_running_stats", "momentum", "running_mean", "running_var", "num_batches_tracked")
+    kept = [[getattr(norm, name) for name in names] for norm in norms]
     net.eval()
     try:
         for norm in norms:
@@ -169,11 +191,11 @@ def _bn_mode(net: nn.Module, mode: BNMode) -> Iterator[None]:
                 norm.momentum = 1.0
                 for name in ("running_mean", "running_var", "num_batches_tracked"):
                     setattr(norm, name, getattr(norm, name).clone())
-        yield
+        yield list(net.buffers())
     finally:
-        for norm, (momentum, mean, variance, tracked) in zip(norms, kept, strict=True):
-            norm.track_running_stats, norm.momentum = True, momentum
-            norm.running_mean, norm.running_var, norm.num_batches_tracked = mean, variance, tracked
+        for norm, values in zip(norms, kept, strict=True):
+            for name, value in zip(names, values, strict=True):
+                setattr(norm, name, value)
         for module, was in training.items():
             module.training = was
 

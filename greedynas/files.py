@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from greedynas.errors import GreedyNASError
+
 TEMPORARY = ".tmp"
 
 
@@ -21,6 +23,19 @@ def write_atomically(file: Path, data: bytes) -> None:
 
 def write_json(file: Path, value: Any) -> None:
     write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object that was written by `write_json`; an empty one if there is no such file."""
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise GreedyNASError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise GreedyNASError(f"{file} cannot be read: it holds no object")
+    return found
 
 
 def _sync_folder(folder: Path) -> None:

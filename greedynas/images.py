@@ -190,6 +190,14 @@ class View:
     min_scale: float
     flip: bool
     seed: int
+    # Of retraining, by `augmentation.augment_more`
+    randaugment: str | None = None  # timm's notation
+    erasing: float = 0.0  # probability of random erasing
+
+    @property
+    def more(self) -> bool:
+        """Whether images are augmented further than by crops and flips."""
+        return self.randaugment is not None or self.erasing > 0
 
     def numbers(self, epoch: int, samples: NDArray[np.int64]) -> Numbers:
         """The random numbers of the samples' augmentation in an epoch: (n, count), the last one for the flip."""
@@ -259,6 +267,13 @@ class View:
         squares = pixels[rows].permute(0, 3, 1, 2).float()
         sampled = torch.nn.functional.grid_sample(squares, grid, padding_mode="border", align_corners=False)
         return sampled.permute(0, 2, 3, 1).contiguous()
+
+
+def denormalised(images: Tensor) -> Tensor:
+    """What `View.normalise` made, back as the nearest uint8 pixels: (n, channels, size, size) -> (n, size, size, channels)."""
+    scale, shift = _scale_and_shift(images.shape[1], images.device)
+    pixels = (images.permute(0, 2, 3, 1) - shift) / scale
+    return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 @cache

@@ -8,8 +8,8 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,21 @@ class ImageSet:
         order = stream(self._shelf.view.seed, "order", epoch).permutation(len(self))
         order = order[start * batch_size : self.steps_per_epoch(batch_size) * batch_size]
         batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        return self._from_memory(epoch, batches) if self.in_memory else self._from_workers(epoch, batches)
+        shelf = self._shelf
+        if shelf.pixels is None:
+            return self._from_workers(_Decode(shelf.source, self._rows, shelf.view), epoch, batches, shelf.workers)
+        if shelf.view.more:
+            recall = _Recall(shelf.on_cpu, self._rows, self._labels, shelf.view)
+            return self._from_workers(recall, epoch, batches, shelf.workers if len(self) >= FEW else 0)
+        return self._from_memory(epoch, batches)
+
+    def seen(self, **changes: Any) -> "ImageSet":
+        """The same images through a view with these changes, such as another seed or more augmentation."""
+        return ImageSet(replace(self._shelf, view=replace(self._shelf.view, **changes)), self._rows)
+
+    @property
+    def view(self) -> View:
+        return self._shelf.view
 
     def eval_batch(self, indices: Sequence[int] | NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
         """These images (None: all) without augmentation: float32 (n, channels, size, size), and labels."""
@@ -101,11 +115,12 @@ class ImageSet:
         for i in range(len(batches)):
             yield shelf.view.normalise(shelf.view.augmented(shelf.pixels, rows[i], plans[i])), labels[i]
 
-    def _from_workers(self, epoch: int, batches: list[Rows]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_workers(
+        self, dataset: Dataset[Batch], epoch: int, batches: list[Rows], workers: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         shelf = self._shelf
-        decode = _Decode(shelf.source, self._rows, shelf.view)
         keys = [(epoch, batch) for batch in batches]
-        for pixels, labels, problems in _loader(decode, keys, shelf.workers, pin_memory=shelf.device.type == "cuda"):
+        for pixels, labels, problems in _loader(dataset, keys, workers, pin_memory=shelf.device.type == "cuda"):
             shelf.report(problems, nothing=len(labels) == 0)
             pixels, labels = (tensor.to(shelf.device, non_blocking=True) for tensor in (pixels, labels))
             yield shelf.view.normalise(pixels), labels
@@ -129,6 +144,12 @@ class Shelf:
     workers: int
     refuse: bool
     reported: set[str] = field(default_factory=set)
+
+    @cached_property
+    def on_cpu(self) -> Tensor:
+        """The pixels where worker processes can see them."""
+        assert self.pixels is not None
+        return self.pixels.cpu()
 
     def all(self) -> ImageSet:
         return self.select(self.rows)
@@ -228,10 +249,13 @@ class _Decode(Dataset[Batch]):
         epoch, samples = key
         if self.view.augment == "resized_crop":  # of the whole image, not only of the square that would be kept
             numbers = self.view.numbers(epoch, samples)
-            return self.collect([self.one(sample, numbers[i]) for i, sample in enumerate(samples.tolist())])
-        pixels, labels, problems = self.collect([self.one(sample) for sample in samples.tolist()])
-        rows = torch.arange(len(pixels))
-        return self.view.augmented(pixels, rows, self.view.plan(epoch, samples)[rows]), labels, problems
+            found = self.collect([self.one(sample, numbers[i]) for i, sample in enumerate(samples.tolist())])
+            pixels, labels, problems = found
+        else:
+            pixels, labels, problems = self.collect([self.one(sample) for sample in samples.tolist()])
+            rows = torch.arange(len(pixels))
+            pixels = self.view.augmented(pixels, rows, self.view.plan(epoch, samples)[rows])
+        return _augmented_more(self.view, pixels, epoch, samples), labels, problems
 
     def one(self, sample: int, numbers: Numbers | None = None) -> tuple[Pixels | None, int, list[Problem]]:
         """Pixels and label of a sample or of its replacement: a square to keep, or a random crop by the numbers."""
@@ -251,6 +275,29 @@ class _Decode(Dataset[Batch]):
         labels = torch.tensor([label for pixels, label, _ in found if pixels is not None], dtype=torch.int64)
         problems = [problem for _, _, problems in found for problem in problems]
         return torch.from_numpy(np.stack(squares) if squares else none), labels, problems
+
+
+class _Recall(Dataset[Batch]):
+    """Batches of a set in memory, for augmentation that takes longer than the network would wait."""
+
+    def __init__(self, pixels: Tensor, rows: Rows, labels: Rows, view: View) -> None:
+        self.pixels, self.rows, self.labels, self.view = pixels, rows, labels, view
+
+    def __getitem__(self, key: tuple[int, Rows]) -> Batch:
+        epoch, samples = key
+        rows = torch.from_numpy(self.rows[samples])
+        pixels = self.view.augmented(self.pixels, rows, self.view.plan(epoch, samples))
+        if pixels.is_floating_point():
+            pixels = pixels.round().to(torch.uint8)
+        return _augmented_more(self.view, pixels, epoch, samples), torch.from_numpy(self.labels[samples]), []
+
+
+def _augmented_more(view: View, pixels: Tensor, epoch: int, samples: Rows) -> Tensor:
+    if not view.more or len(pixels) == 0:
+        return pixels
+    from greedynas.augmentation import augment_more  # it brings timm
+
+    return augment_more(view, pixels, epoch, samples)
 
 
 def _read(source: Source, row: int, view: View, numbers: Numbers | None = None) -> Pixels:

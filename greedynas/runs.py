@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 KEEP = 2  # checkpoints
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "data.workers", "device"}
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 logger = logging.getLogger("greedynas")
@@ -44,7 +46,7 @@ class Run:
         self.folder = folder
         self.supernet = folder / "supernet"
         self.metrics = folder / "metrics.jsonl"
-        self._damaged: set[Path] = set()  # checkpoints
+        self._saved = Checkpoints(self.supernet)
         self._lock = (folder / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,34 +100,53 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Checkpoints: one file each, named after its step and its content
+    # Checkpoints of the supernet
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self._saved.save(step, tensors, state)
+
+    def checkpoints(self) -> list[Path]:
+        """Newest first."""
+        return self._saved.files()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole."""
+        return self._saved.load()
+
+
+class Checkpoints:
+    """Checkpoints of one training: one file each, named after its step and its content."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._damaged: set[Path] = set()
+
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Write a checkpoint and drop all but it and the newest earlier one that is not known to be damaged.
 
         One of the same step says less (it was saved before the end of its epoch), later ones were damaged.
         """
-        self.supernet.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
         digest = hashlib.sha256(data).hexdigest()[:16]
-        new = self.supernet / f"step-{step:09d}-{digest}.safetensors"
+        new = self.folder / f"step-{step:09d}-{digest}.safetensors"
         write_atomically(new, data)
-        others = [file for file in self.checkpoints() if file != new]
+        others = [file for file in self.files() if file != new]
         keep = [file for file in others if file.name < f"step-{step:09d}" and file not in self._damaged][: KEEP - 1]
         for file in others:
             if file not in keep:
                 file.unlink()
-        for file in self.supernet.glob(f"*{TEMPORARY}"):  # left by a crash
+        for file in self.folder.glob(f"*{TEMPORARY}"):  # left by a crash
             file.unlink()
 
-    def checkpoints(self) -> list[Path]:
+    def files(self) -> list[Path]:
         """Newest first."""
-        files = self.supernet.glob("step-*.safetensors") if self.supernet.is_dir() else []
+        files = self.folder.glob("step-*.safetensors") if self.folder.is_dir() else []
         return sorted((file for file in files if _CHECKPOINT.fullmatch(file.name)), reverse=True)
 
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole. A damaged one is named and passed over."""
-        files = self.checkpoints()
+        files = self.files()
         for file in files:
             try:
                 return _read_checkpoint(file)
@@ -137,7 +158,7 @@ class Run:
         return None
 
 
-def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_checkpoint(file: Path) -> Checkpoint:
     match = _CHECKPOINT.fullmatch(file.name)
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()[:16]
@@ -182,15 +203,21 @@ def versions() -> dict[str, Any]:
 
 
 def refuse_differences(folder: Path, old: Config, new: Config) -> None:
-    before, after = (dict(_flatten(config.model_dump(mode="json"))) for config in (old, new))
     # Other searches and other models only add to a run.
     extends = ("search.", "retrain.")
-    changed = [k for k in before if before[k] != after.get(k) and k not in FREE and not k.startswith(extends)]
-    if changed:
-        told = "; ".join(f"{key} is {before[key]!r} there, {after.get(key)!r} here" for key in changed)
+    changed = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    told = "; ".join(text for key, text in changed.items() if key not in FREE and not key.startswith(extends))
+    if told:
         raise GreedyNASError(
             f"{folder} holds a run with other settings: {told:.600}. Name another --out, or use the same settings"
         )
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    """The keys, dotted, whose values are not the same, and how each of them differs."""
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return {key: f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed}
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

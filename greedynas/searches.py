@@ -1,9 +1,8 @@
 """Searches on a run's supernet: each is a folder `searches/NAME` with a `search.json` that also resumes it."""
 
 import json
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from greedynas.budget import Budget, make_budget, parse_count, parse_latency, told_count
+from greedynas.architectures import path_arch, read_arch, write_arch
+from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
@@ -23,9 +23,8 @@ from greedynas.evaluation import evaluate_batches, interleaved
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import write_json
 from greedynas.latency import load_latency_table
-from greedynas.paths import OpPath, canonical, op_names
-from greedynas.runs import Run, logger, read_run_config
-from greedynas.space import space_names
+from greedynas.paths import OpPath
+from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.state import TrainState, load_weights
 from greedynas.streams import stream
@@ -34,7 +33,6 @@ from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
 SEARCHERS = ("evolution", "random")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,14 @@ class SupernetEvaluator:
 
 def make_requests(
     folder: Path,
-    limits: Mapping[str, tuple[list[str] | None, str | None]],
+    limits: Limits,
     searcher: str,
     objectives: tuple[str, ...],
     pool_init: bool,
     name: str | None,
     assignments: list[str],
     seed: int | None,
+    settings: SearchSettings | None = None,
 ) -> list[Request]:
     """The searches that a command line asks for: one, or one for each value of the limit that is given several times."""
     if searcher not in SEARCHERS:
@@ -90,36 +89,34 @@ def make_requests(
         if objective not in limits:
             raise unknown("objective", objective, list(limits))
     config = read_run_config(folder)
-    settings = changed_section(config, "search", parse_assignments(assignments))
-    parse = {"macs": parse_count, "params": parse_count, "latency_ms": parse_latency}
-    several = [cost for cost, (high, _) in limits.items() if high is not None and len(high) > 1]
-    if len(several) > 1:
-        raise GreedyNASError("only one kind of limit can be given several times, to get a family")
-    base = {f"min_{cost}": parse[cost](low) for cost, (_, low) in limits.items() if low is not None}
-    base |= {
-        f"max_{cost}": parse[cost](high[0]) for cost, (high, _) in limits.items() if high is not None and len(high) == 1
-    }
-    family = [{f"max_{cost}": parse[cost](value)} for cost in several for value in limits[cost][0] or ()] or [{}]
-    if name is not None and (len(family) > 1 or not NAME.fullmatch(name)):
+    settings = settings or changed_section(config, "search", parse_assignments(assignments))
+    budgets = parse_limits(limits)
+    if name is not None and (len(budgets) > 1 or not NAME.fullmatch(name)):
         raise GreedyNASError(
-            f"--name names one search, in letters, digits, '.', '_' and '-': got {name!r} for {len(family)}"
+            f"--name names one search, in letters, digits, '.', '_' and '-': got {name!r} for {len(budgets)}"
         )
-    requests = []
-    for member in family:
-        budget = make_budget(base | member)
-        told = name or default_name(budget, searcher, objectives, pool_init)
-        chosen = config.seed if seed is None else seed
-        requests.append(Request(told, budget, searcher, objectives, pool_init, settings, chosen))
-    return requests
+    chosen = config.seed if seed is None else seed
+    return [
+        Request(
+            name or default_name(budget, searcher, objectives, pool_init),
+            budget,
+            searcher,
+            objectives,
+            pool_init,
+            settings,
+            chosen,
+        )
+        for budget in budgets
+    ]
 
 
 def search_stage(
-    folder: Path, requests: list[Request], latency_table: Path | None, console: Console
+    folder: Path, requests: list[Request], latency_table: Path | None, console: Console, data: Data | None = None
 ) -> list[dict[str, Any]]:
     """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
     with Run.open(folder) as run:
         config = run.config()
-        net, state, data, precision = load_supernet(run, config)
+        net, state, data, precision = load_supernet(run, config, data)
         latency = None
         if latency_table is not None:
             table = load_latency_table(latency_table)
@@ -136,11 +133,11 @@ def search_stage(
         results = []
         for request, task in zip(requests, tasks, strict=True):
             results.append(run_search(run.folder, request, task, evaluator, pool, state.step, console))
-        write_json(folder / "arch.json", results[0]["chosen"])
+        write_json(folder / "arch.json", read_arch(folder, requests[0].name))
     return results
 
 
-def load_supernet(run: Run, config: Config) -> tuple[Supernet, TrainState, Data, str]:
+def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[Supernet, TrainState, Data, str]:
     """The trained supernet of a run, its state, its data, and the precision to evaluate in."""
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
@@ -152,7 +149,7 @@ def load_supernet(run: Run, config: Config) -> tuple[Supernet, TrainState, Data,
             f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
         )
     device = choose_device(config.device)
-    data = read_data(config, device)
+    data = data or read_data(config, device)
     net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
     load_weights(net, tensors)
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -186,11 +183,9 @@ def run_search(
             told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
             progress.update(bar, advance=1, told=told)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
-    result["chosen"] = arch_json(searched.best, task)
+    result["chosen"] = arch_json(request.name, searched.best, task)
     write_json(file, result)
-    model = folder / "models" / request.name
-    model.mkdir(parents=True, exist_ok=True)
-    write_json(model / "arch.json", result["chosen"])
+    write_arch(folder, result["chosen"])
     logger.info(
         "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d ditched; best %.4f",
         request.name,
@@ -220,22 +215,10 @@ def read_search(file: Path, wanted: dict[str, Any]) -> list[Found]:
     return found
 
 
-def arch_json(found: Found, task: Task) -> dict[str, Any]:
+def arch_json(name: str, found: Found, task: Task) -> dict[str, Any]:
     """What `arch.json` says of a network before it is retrained."""
-    space = task.space
-    path = np.array([found.path])
-    costs = {name: table(path)[0].item() for name, table in task.tables.items()}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "space": space.name,
-        "path": list(found.path),
-        "canonical_path": list(canonical(found.path, space)),
-        "ops": op_names(found.path, space),
-        **costs,
-        "num_classes": space.num_classes,
-        "image_size": space.image_size,
-        "supernet_accuracy": found.accuracy,
-    }
+    more = {key: table(np.array([found.path]))[0].item() for key, table in task.tables.items()}
+    return {**path_arch(name, found.path, task.space), **more, "supernet_accuracy": found.accuracy}
 
 
 def default_name(budget: Budget, searcher: str, objectives: tuple[str, ...], pool_init: bool) -> str:
@@ -270,11 +253,6 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
             front.add_row(f"{entry['accuracy']:.4f}", *costs, " ".join(str(op) for op in entry["path"]))
         console.print(front)
     console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
-    chosen = results[0]["chosen"]
-    if chosen["space"] in space_names():
-        path = ",".join(str(op) for op in chosen["path"])
-        told = f"--space {chosen['space']} --classes {chosen['num_classes']} --image-size {chosen['image_size']}"
-        console.print(f"Next: greedynas describe {told} --path {path}", highlight=False, markup=False)
 
 
 def _told_cost(name: str, value: float) -> str:

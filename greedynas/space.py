@@ -170,9 +170,11 @@ class Space(_Data):
         """How many paths there are."""
         return math.prod(self.num_ops)
 
-    def adapt(self, num_classes: int | None = None, image_size: int | None = None) -> "Space":
-        """The same space for another number of classes or image size."""
-        changes = {"num_classes": num_classes, "image_size": image_size}
+    def adapt(
+        self, num_classes: int | None = None, image_size: int | None = None, image_channels: int | None = None
+    ) -> "Space":
+        """The same space for another number of classes, another image size, grey or coloured images."""
+        changes = {"num_classes": num_classes, "image_size": image_size, "image_channels": image_channels}
         changes = {key: value for key, value in changes.items() if value is not None}
         return _validated(self.name, {**self.model_dump(), **changes})
 

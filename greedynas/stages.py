@@ -7,7 +7,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from greedynas.budget import told_count
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -15,19 +14,18 @@ from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
-from greedynas.space import Space
 from greedynas.state import TrainState
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
 from greedynas.training import train_supernet
 
 
-def train_stage(config: Config, folder: Path, console: Console) -> dict[str, Any]:
+def train_stage(config: Config, folder: Path, console: Console, data: Data | None = None) -> dict[str, Any]:
     """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
     device = choose_device(config.device)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
-    data = read_data(config, device)
+    data = data or read_data(config, device)
     if config.train.sampler == "fair":
         fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
     if config.train.sampler == "greedy" and config.train.filter_images > len(data.val):
@@ -84,15 +82,13 @@ def summary(state: TrainState) -> dict[str, Any]:
     }
 
 
-def report_training(result: dict[str, Any], folder: Path, space: Space, console: Console) -> None:
+def report_training(result: dict[str, Any], console: Console) -> None:
     console.print(
         f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
         f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
         f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
         highlight=False,
     )
-    middle = told_count(float(f"{sum(space.cost_tables['macs'].range) / 2:.2g}"))
-    console.print(f"Next: greedynas search {folder} --flops {middle}", highlight=False, markup=False)
 
 
 def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:

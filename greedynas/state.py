@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.runs import Run, logger
 from greedynas.schedule import corrected_images
 from greedynas.supernet import Supernet
+
+# What SGD and RMSpropTF remember of a parameter, by its name in a checkpoint.
+MEMORY = {"momentum": "momentum_buffer", "square_avg": "square_avg", "step": "step"}
 
 
 @dataclass
@@ -49,11 +52,7 @@ class TrainState:
 
 def save_state(run: Run, state: TrainState, net: Supernet, optimizer: torch.optim.Optimizer) -> None:
     """Weights, momentum and state as one checkpoint."""
-    tensors: dict[str, Tensor] = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
-    for name, parameter in net.named_parameters():
-        if "momentum_buffer" in optimizer.state.get(parameter, {}):
-            tensors[f"momentum.{name}"] = optimizer.state[parameter]["momentum_buffer"]
-    run.save_checkpoint(state.step, tensors, state.to_json())
+    run.save_checkpoint(state.step, training_tensors(net, optimizer), state.to_json())
 
 
 def restore_state(run: Run, net: Supernet, optimizer: torch.optim.Optimizer) -> TrainState | None:
@@ -62,16 +61,30 @@ def restore_state(run: Run, net: Supernet, optimizer: torch.optim.Optimizer) -> 
     if checkpoint is None:
         return None
     tensors, state = checkpoint
-    load_weights(net, tensors)
-    for name, parameter in net.named_parameters():
-        if (momentum := tensors.get(f"momentum.{name}")) is not None:
-            like = torch.empty_like(parameter)  # the parameter's device and memory layout
-            optimizer.state[parameter]["momentum_buffer"] = like.copy_(momentum)
+    load_training_tensors(net, optimizer, tensors)
     restored = TrainState.from_json(state)
     logger.info("going on from step %d", restored.step)
     return restored
 
 
-def load_weights(net: Supernet, tensors: dict[str, Tensor]) -> None:
-    prefix = "net."
+def training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights, and what the optimizer remembers of each of them."""
+    tensors: dict[str, Tensor] = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    for name, parameter in net.named_parameters():
+        memory = optimizer.state.get(parameter, {})
+        tensors |= {f"{short}.{name}": memory[key] for short, key in MEMORY.items() if key in memory}
+    return tensors
+
+
+def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    load_weights(net, tensors)
+    for name, parameter in net.named_parameters():
+        for short, key in MEMORY.items():
+            if (saved := tensors.get(f"{short}.{name}")) is not None:
+                # A parameter's own device and memory layout; a count of steps is no such thing and stays as it is.
+                like = torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved
+                optimizer.state[parameter][key] = like.detach()
+
+
+def load_weights(net: nn.Module, tensors: dict[str, Tensor], prefix: str = "net.") -> None:
     net.load_state_dict({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})

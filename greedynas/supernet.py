@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from greedynas.blocks import initialise, make_block
-from greedynas.network import Network, fixed_blocks, in_stages
+from greedynas.network import Network, feature_info, fixed_blocks, in_stages
 from greedynas.paths import parse_path
 from greedynas.space import Space, load_space
 
@@ -51,5 +51,11 @@ class Supernet(nn.Module):
     def subnet(self, path: Any) -> Network:
         """This path as a network of its own, with copies of the weights and nothing of the supernet."""
         stages = in_stages([deepcopy(block) for block in self.blocks(path)], self.space)
-        network = Network(deepcopy(self.stem), stages, deepcopy(self.head), deepcopy(self.classifier))
+        network = Network(
+            deepcopy(self.stem),
+            stages,
+            deepcopy(self.head),
+            deepcopy(self.classifier),
+            feature_info=feature_info(self.space),
+        )
         return network.train(self.training)

@@ -16,7 +16,6 @@ import platform
 import re
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from greedynas.blocks import initialise, make_block
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.latency import Block, Entry, Fit, LatencyTable, fill, fixed_layers
+from greedynas.onnxfiles import export_onnx, onnx_runner
 from greedynas.space import Layer, Space
 from greedynas.streams import stream, torch_stream
 
@@ -162,34 +162,6 @@ class OnnxEngine:
 
     def runner(self, parts: Sequence["onnx.ModelProto"], layer: Layer, side_by_side: bool = False) -> Runner:
         return onnx_runner(join_onnx(parts, side_by_side), _image(layer), self.threads or 1)
-
-
-def onnx_runner(model: "onnx.ModelProto", image: Tensor, threads: int) -> Runner:
-    """A session of ONNX Runtime on one image."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Threads that go on spinning after a run would slow down the session whose turn is next.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: image.numpy()}
-
-    def run() -> float:
-        start = time.perf_counter_ns()
-        session.run(None, feed)
-        return (time.perf_counter_ns() - start) / 1e6
-
-    return run
-
-
-def export_onnx(net: nn.Module, image: Tensor) -> "onnx.ModelProto":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own future
-        program = torch.onnx.export(net, (image,), dynamo=True, verbose=False)
-    assert program is not None
-    return program.model_proto
 
 
 def join_onnx(models: Sequence["onnx.ModelProto"], side_by_side: bool = False) -> "onnx.ModelProto":

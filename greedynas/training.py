@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from greedynas.schedule import Schedule
 from greedynas.state import TrainState, restore_state, save_state
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
-from greedynas.telemetry import Recorder, diverged
+from greedynas.telemetry import Checkpointing, Recorder, diverged
 
 
 def train_supernet(
@@ -49,7 +50,8 @@ def train_supernet(
     if state.stopped is not None:
         return state
     with Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder:
-        checkpoint = Checkpointing(run, state, recorder, net, optimizer, settings)
+        save = None if run is None else partial(save_all, run, state, net, optimizer)
+        checkpoint = Checkpointing(recorder, [net], save, settings.checkpoint_minutes, settings.checkpoint_steps)
         while state.stopped is None:
             done = state.step - state.epoch * schedule.steps_per_epoch
             for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
@@ -206,47 +208,12 @@ def _seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) -
     return statistics.median(times[1:])
 
 
-class Checkpointing:
-    """Saves when it is time to; nothing is saved that is not finite."""
-
-    def __init__(
-        self,
-        run: Run | None,
-        state: TrainState,
-        recorder: Recorder,
-        net: Supernet,
-        optimizer: torch.optim.Optimizer,
-        settings: TrainSettings,
-    ):
-        self.run, self.state, self.recorder, self.net, self.optimizer = run, state, recorder, net, optimizer
-        self.settings = settings
-        self.path: OpPath | None = None
-        self.last = time.monotonic()
-
-    def if_due(self, path: OpPath) -> None:
-        """After an update of this path."""
-        self.path = path
-        every = self.settings.checkpoint_steps
-        by_steps = every is not None and self.state.step % every == 0
-        if by_steps or time.monotonic() - self.last > 60 * self.settings.checkpoint_minutes:
-            self.now()
-
-    def now(self) -> None:
-        if self.run is None:
-            return
-        self.recorder.flush()
-        if not all(tensor.isfinite().all() for tensor in self.net.state_dict().values()):
-            raise diverged(self.state.step, self.path, self.net.space)
-        write_pool(self.run, self.state.pool)
-        save_state(self.run, self.state, self.net, self.optimizer)
-        self.last = time.monotonic()
-
-
-def write_pool(run: Run, pool: CandidatePool) -> None:
-    """The pool for people and for the search; the checkpoint has its own copy."""
+def save_all(run: Run, state: TrainState, net: Supernet, optimizer: torch.optim.Optimizer) -> None:
+    """A checkpoint, and before it the pool for people and for the search; the checkpoint has its own copy."""
     run.supernet.mkdir(exist_ok=True)
-    entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in pool.best()]
+    entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in state.pool.best()]
     write_json(run.supernet / "pool.json", entries)
+    save_state(run, state, net, optimizer)
 
 
 def _pool_told(state: TrainState) -> str:

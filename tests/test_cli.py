@@ -1,4 +1,3 @@
-import io
 import json
 import subprocess
 import sys
@@ -7,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from greedynas import __version__, cli, load_space
 from greedynas.config import load_config
-from greedynas.demo import run_demo
 from greedynas.runs import Run
 from tests.test_data import paint, spoil
 from tests.test_paths import FIGURES
@@ -140,16 +137,6 @@ def test_help_shows_an_example_for_every_verb(greedynas):
         assert "Example" in out
     assert greedynas("--version") == (0, f"{__version__}\n", "")
     assert "describe" in greedynas()[1]
-
-
-def test_demo_runs_all_there_is_and_says_where_that_ends(tmp_path):
-    console = Console(record=True, width=200, file=io.StringIO())
-    settings = {"max_epochs": 2, "batch_size": 256, "search.population": 10, "search.generations": 2}
-    run_demo(tmp_path / "demo", console, settings)
-    out = console.export_text()
-    assert "Trained for 2 epochs" in out
-    assert json.loads((tmp_path / "demo" / "arch.json").read_text())["macs"] <= 1_000_000
-    assert "This version ends here" in out
 
 
 # train

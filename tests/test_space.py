@@ -11,13 +11,14 @@ from scipy import stats
 from greedynas import Budget, Fixed, GreedyNASError, Space, Stage, load_space, space_names
 from tests.strategies import spaces
 
-SHIPPED = ["fashion", "macro", "mobilenet", "mobilenet-se", "shufflenet"]
+SHIPPED = ["fashion", "macro", "mobilenet", "mobilenet-se", "pocket", "shufflenet"]
 
 
 def test_the_shipped_spaces():
     assert space_names() == SHIPPED
     shape = {name: (len(load_space(name).layers), set(load_space(name).num_ops)) for name in SHIPPED[1:]}
-    assert shape == {"macro": (8, {3}), "mobilenet": (21, {7}), "mobilenet-se": (21, {13}), "shufflenet": (20, {4})}
+    large = {"mobilenet": (21, {7}), "mobilenet-se": (21, {13}), "shufflenet": (20, {4})}
+    assert shape == {"macro": (8, {3}), "pocket": (8, {3}), **large}
     assert load_space("mobilenet").size == 7**21
 
 

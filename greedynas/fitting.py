@@ -1,0 +1,185 @@
+"""Training of one ordinary network by a recipe: a loop to read from top to bottom.
+
+network = build_network("greedynas-c", num_classes=10)
+network, state = retrain(network, data.train_and_val(), make_recipe(RetrainSettings(epochs=30)))
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from greedynas.augmentation import make_mixup, seeded_generators
+from greedynas.data import ImageSet
+from greedynas.errors import GreedyNASError
+from greedynas.evaluation import autocast, full_precision
+from greedynas.paths import OpPath
+from greedynas.recipes import Recipe, make_optimizer, make_schedule
+from greedynas.runs import Checkpoints, logger
+from greedynas.state import load_training_tensors, load_weights, training_tensors
+from greedynas.telemetry import Checkpointing, Journal
+
+if TYPE_CHECKING:
+    from timm.scheduler.scheduler import Scheduler
+
+
+@dataclass
+class RetrainState:
+    """What the future of a training depends on besides weights, their average and what the optimizer remembers."""
+
+    step: int = 0  # updates done
+    epoch: int = 0  # epochs finished
+    optimization_images: int = 0
+    recent_losses: list[float] = field(default_factory=list)  # since the last line of metrics
+    epoch_loss: float = 0.0  # sum over the steps of the epoch that have a line
+    metrics_length: int = 0  # bytes
+    seconds: float = 0.0  # wall clock, of all sessions
+
+
+def retrain(
+    network: nn.Module,
+    images: ImageSet,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    precision: str = "fp32",
+    folder: Path | None = None,
+    class_weights: Tensor | None = None,
+    teacher: nn.Module | None = None,
+    console: Console | None = None,
+    title: str = "retraining",
+) -> tuple[nn.Module, RetrainState]:
+    """Train a network that is on the device of the images; returns it with its last weights, the averaged ones if the
+    recipe averages, in evaluation mode.
+
+    With a folder, metrics and checkpoints go there, and training goes on from the newest checkpoint and ends as if it had
+    never been interrupted.
+    """
+    from timm.utils import ModelEmaV3  # type: ignore[attr-defined]
+
+    images = images.seen(seed=seed, randaugment=recipe.randaugment, erasing=recipe.erasing)
+    steps_per_epoch = images.steps_per_epoch(recipe.batch_size)
+    mix = make_mixup(recipe.mixup, recipe.cutmix, int(images.labels.max()) + 1, seed)
+    network.train()
+    optimizer = make_optimizer(network, recipe)
+    schedule = make_schedule(optimizer, recipe, steps_per_epoch)
+    # With a warm-up of its own: at first the average follows the weights closely, else it would remember the initial ones.
+    average = ModelEmaV3(network, recipe.ema, use_warmup=True) if recipe.ema else None
+    saved = None if folder is None else Checkpoints(folder / "checkpoints")
+    state = _restored(saved, network, optimizer, average)
+    trained = network if average is None else average.module
+    if state.epoch >= recipe.epochs:
+        return trained.eval(), state
+
+    def save() -> None:
+        tensors = training_tensors(network, optimizer)
+        if average is not None:
+            tensors |= {f"ema.{name}": tensor for name, tensor in average.module.state_dict().items()}
+        assert saved is not None
+        saved.save(state.step, tensors, asdict(state))
+
+    with RetrainJournal(folder, state, recipe, steps_per_epoch, schedule, title, console) as journal:
+        times = (recipe.checkpoint_minutes, recipe.checkpoint_steps)
+        checkpoint = Checkpointing(journal, {network, trained}, save if saved else None, *times)
+        while state.epoch < recipe.epochs:
+            done = state.step - state.epoch * steps_per_epoch
+            for batch, labels in images.train_batches(state.epoch, recipe.batch_size, start=done):
+                targets = labels
+                if mix is not None:
+                    batch, targets = mix(batch, labels, state.epoch, state.step - state.epoch * steps_per_epoch)
+                schedule.step_update(state.step)
+                with (
+                    seeded_generators(seed, "dropout", state.step, device=batch.device),
+                    autocast(batch.device, precision),
+                ):
+                    logits = network(batch)
+                loss = F.cross_entropy(
+                    full_precision(logits), targets, class_weights, label_smoothing=recipe.label_smoothing
+                )
+                if teacher is not None:
+                    weight = recipe.teacher_weight
+                    loss = (1 - weight) * loss + weight * distillation_loss(logits, teacher, batch, recipe, precision)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                if recipe.clip_grad is not None:
+                    nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_grad)
+                optimizer.step()
+                state.step += 1
+                state.optimization_images += len(batch)
+                if average is not None:
+                    average.update(network, state.step)
+                journal.step(loss.detach())
+                checkpoint.if_due()
+            state.epoch += 1
+            journal.epoch()
+        checkpoint.now()
+    logger.info("%s: %d epochs in %.0f s", title, state.epoch, state.seconds)
+    return trained.eval(), state
+
+
+def distillation_loss(logits: Tensor, teacher: nn.Module, images: Tensor, recipe: Recipe, precision: str) -> Tensor:
+    """How far the network's view of these images is from the teacher's (Hinton et al., 2015): T² · KL at temperature T."""
+    with torch.no_grad(), autocast(images.device, precision):
+        wanted = teacher(images)
+    ours, theirs = ((full_precision(z) / recipe.temperature).log_softmax(1) for z in (logits, wanted))
+    return recipe.temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+class RetrainJournal(Journal):
+    """What the training of a network tells. Only `seconds` and `images_per_second` depend on the clock."""
+
+    state: RetrainState
+
+    def __init__(
+        self,
+        folder: Path | None,
+        state: RetrainState,
+        recipe: Recipe,
+        steps_per_epoch: int,
+        schedule: "Scheduler",
+        title: str,
+        console: Console | None,
+    ):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        steps = recipe.epochs * steps_per_epoch
+        super().__init__(folder, state, title, steps, steps_per_epoch, recipe.log_every, console)
+        self._schedule, self._title = schedule, title
+
+    def epoch(self) -> None:
+        """At the end of an epoch, whose last step always has a line."""
+        self._write("epoch", loss=self.state.epoch_loss / self._steps_per_epoch, **self.facts(self.state.step - 1))
+        self.state.epoch_loss = 0.0
+
+    def facts(self, step: int) -> dict[str, Any]:
+        self._schedule.step_update(step)
+        return {"lr": self._schedule.optimizer.param_groups[0]["lr"]}
+
+    def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError:
+        return GreedyNASError(
+            f"{self._title} diverged: the loss is not a number at step {step}; the last good checkpoint is kept; "
+            "lower retrain.lr or set retrain.clip_grad, under another --name"
+        )
+
+    def _log(self) -> None:
+        self.state.epoch_loss += sum(self.state.recent_losses)
+        super()._log()
+
+
+def _restored(
+    saved: Checkpoints | None, network: nn.Module, optimizer: torch.optim.Optimizer, average: Any
+) -> RetrainState:
+    """What the newest whole checkpoint holds, put where it belongs; else a new state."""
+    checkpoint = None if saved is None else saved.load()
+    if checkpoint is None:
+        return RetrainState()
+    tensors, state = checkpoint
+    load_training_tensors(network, optimizer, tensors)
+    if average is not None:
+        load_weights(average.module, tensors, "ema.")
+    logger.info("going on from step %d", state["step"])
+    return RetrainState(**state)

@@ -1,0 +1,108 @@
+"""The whole job on one run directory: train, search, retrain, export, report. The same call again goes on where it stopped."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from greedynas.budget import Budget, Limits, parse_limits, without_latency
+from greedynas.config import Config
+from greedynas.evolution import make_task
+from greedynas.export import export_stage, report_export
+from greedynas.latency import load_latency_table
+from greedynas.planning import estimate, job_table
+from greedynas.pretrained import cached_weights
+from greedynas.report import report_stage
+from greedynas.retraining import report_retraining, retrain_stage
+from greedynas.runs import logger
+from greedynas.searches import make_requests, report_searches, search_stage
+from greedynas.space import Space
+from greedynas.stages import choose_device, read_data, report_training, train_stage
+from greedynas.streams import stream
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A pretrained timm network to stand beside the found one."""
+
+    name: str
+    weights: str = "cache"  # or a file
+
+
+def run_job(
+    config: Config,
+    folder: Path,
+    limits: Limits,
+    console: Console,
+    *,
+    latency_table: Path | None = None,
+    baseline: Baseline | None = None,
+) -> dict[str, Any]:
+    """Every stage that is not finished yet; returns what was found."""
+    device = choose_device(config.device)
+    data = read_data(config, device)
+    space = config.space.adapt(num_classes=len(data.class_names))
+    budgets = parse_limits(limits)
+    refuse_early(space, budgets, latency_table, baseline)
+    if not (folder / "report.html").exists():
+        priced = without_latency(budgets)
+        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced))))
+    report_training(train_stage(config, folder, console, data), console)
+    if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:
+        latency_table = table_of_this_machine(space, folder, console)
+    requests = make_requests(folder, limits, "evolution", (), True, None, [], None, config.search)
+    report_searches(search_stage(folder, requests, latency_table, console, data), folder, False, console)
+    models = []
+    for request in requests:
+        models.append(retrain_stage(folder, console, settings=config.retrain, model=request.name, data=data))
+        report_retraining(models[-1], console)
+    if baseline is not None:
+        alone = config.retrain.model_copy(update={"inherit": False, "top": 1, "teacher": None})
+        arch = f"timm:{baseline.name}"
+        beside = retrain_stage(folder, console, settings=alone, arch=arch, pretrained=baseline.weights, data=data)
+        report_retraining(beside, console)
+    for request in requests:
+        report_export(export_stage(folder, console, model=request.name, data=data), folder, console)
+    report = report_stage(folder, console)
+    return {"run": str(folder), "models": models, "report": report["report"]}
+
+
+def refuse_early(space: Space, budgets: list[Budget], latency_table: Path | None, baseline: Baseline | None) -> None:
+    """What would fail after hours of training fails before: a budget that no network keeps, a baseline without weights."""
+    table = None if latency_table is None else load_latency_table(latency_table)
+    for budget in budgets if table is not None else without_latency(budgets):
+        make_task(space, budget, (), None if table is None else table.cost_table(space)).sample(1, stream(0, "check"))
+    if baseline is not None and baseline.weights == "cache":
+        cached_weights(baseline.name)
+
+
+def table_of_this_machine(space: Space, folder: Path, console: Console) -> Path:
+    """A latency limit without a table means this machine: measured once, kept in the run."""
+    file = folder / "latency.json"
+    if not file.exists():
+        from greedynas.timing import measure_latency, show_progress
+
+        logger.info("measuring latencies on this machine")
+        with show_progress(console) as progress:
+            measure_latency(space, "onnxruntime", progress=progress).save(file)
+    return file
+
+
+def report_job(result: dict[str, Any], console: Console) -> None:
+    """What was found, and how to use it."""
+    folder = result["run"]
+    for model in result["models"]:
+        console.print(
+            f"[bold]Found:[/] {model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
+            f"{model['params']:,} parameters",
+            highlight=False,
+        )
+    lines = (
+        f"Look at   {result['report']}",
+        f"Classify  greedynas predict {folder} IMAGE…",
+        f"Deploy    {folder}/model.onnx, or {folder}/model.safetensors in PyTorch:",
+        f'          network, card = greedynas.load_network("{folder}")',
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False)

@@ -1,0 +1,410 @@
+# mypy: disallow_untyped_defs=False, disallow_untyped_decorators=False
+"""Triton kernels for BatchNorm and activations on NHWC tensors, seen as matrices of (pixels of all images, channels).
+
+Tensors are bf16 (any float type in Triton's interpreter), statistics and sums are float32. Reductions have two stages,
+partial sums of many programs and a sum over these in a fixed order, so results do not depend on timing. Sums of squares
+are taken around a pivot, the running mean, which keeps float32 exact enough where a mean is far from zero.
+
+A BatchNorm is four vectors, the rows of `norm`: mean, 1 / standard deviation, scale and shift, with z = y * scale + shift.
+Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b * y + c, the rows of `coef`.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import BatchNorm2d
+
+MEAN, INVERSE, SCALE, SHIFT = range(4)
+
+
+@triton.jit
+def activate(z, ACT: tl.constexpr):
+    """The activation. A NaN stays one, so that a diverged training is noticed."""
+    if ACT == "relu":
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == "hard_swish":
+        gate = tl.maximum(z * (1.0 / 6.0) + 0.5, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        z = z * tl.minimum(gate, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    return z
+
+
+@triton.jit
+def backward_through(g, z, ACT: tl.constexpr):
+    """The gradient of z, from that of activate(z)."""
+    if ACT == "relu":
+        g = tl.where(z > 0.0, g, 0.0)
+    elif ACT == "hard_swish":
+        g = tl.where(z < -3.0, 0.0, tl.where(z > 3.0, g, g * (z * (1.0 / 3.0) + 0.5)))
+    return g
+
+
+@triton.jit
+def affine_row(rows_ptr, row: tl.constexpr, C, c, inside):
+    """One of the vectors of `norm` or `coef`."""
+    return tl.load(rows_ptr + row * C + c, mask=inside, other=0.0)
+
+
+@triton.jit
+def _total(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The sum of R rows of partial sums."""
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(0, R, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        total += tl.load(part_ptr + r[:, None] * C + c[None, :], mask=(r[:, None] < R) & inside[None, :], other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["R", "C", "count"])
+def _finish_norm(
+    part_ptr, pivot_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, tracked_ptr, norm_ptr, R, C, count, momentum, eps,
+    BATCH: tl.constexpr, TRACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = c < C
+    if BATCH:
+        total = _total(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C) / count
+        square = _total(part_ptr + R * C, R, C, c, inside, BLOCK_R, BLOCK_C) / count
+        mean = tl.load(pivot_ptr + c, mask=inside, other=0.0) + total
+        var = tl.maximum(square - total * total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        mean = tl.load(mean_ptr + c, mask=inside, other=0.0)
+        var = tl.load(var_ptr + c, mask=inside, other=1.0)
+    if TRACK:
+        old_mean = tl.load(mean_ptr + c, mask=inside, other=0.0)
+        old_var = tl.load(var_ptr + c, mask=inside, other=0.0)
+        unbiased = var * (count / (count - 1.0))
+        tl.store(mean_ptr + c, old_mean + momentum * (mean - old_mean), mask=inside)
+        tl.store(var_ptr + c, old_var + momentum * (unbiased - old_var), mask=inside)
+        if tl.program_id(0) == 0:
+            tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+    inverse = 1.0 / tl.sqrt_rn(var + eps)
+    scale = tl.load(gamma_ptr + c, mask=inside, other=0.0) * inverse
+    shift = tl.load(beta_ptr + c, mask=inside, other=0.0) - mean * scale
+    tl.store(norm_ptr + c, mean, mask=inside)
+    tl.store(norm_ptr + C + c, inverse, mask=inside)
+    tl.store(norm_ptr + 2 * C + c, scale, mask=inside)
+    tl.store(norm_ptr + 3 * C + c, shift, mask=inside)
+
+
+@triton.jit(do_not_specialize=["R", "C", "count"])
+def _finish_gradient(
+    part_ptr, norm_ptr, coef_ptr, gamma_grad_ptr, beta_grad_ptr, R, C, count,
+    BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = c < C
+    mean = tl.load(norm_ptr + c, mask=inside, other=0.0)
+    inverse = tl.load(norm_ptr + C + c, mask=inside, other=0.0)
+    scale = tl.load(norm_ptr + 2 * C + c, mask=inside, other=0.0)
+    total = _total(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
+    product = _total(part_ptr + R * C, R, C, c, inside, BLOCK_R, BLOCK_C) * inverse
+    b = -scale * inverse * product / count if BATCH else tl.zeros_like(scale)
+    c0 = -scale * total / count - b * mean if BATCH else tl.zeros_like(scale)
+    tl.store(gamma_grad_ptr + c, product, mask=inside)
+    tl.store(beta_grad_ptr + c, total, mask=inside)
+    tl.store(coef_ptr + c, scale, mask=inside)
+    tl.store(coef_ptr + C + c, b, mask=inside)
+    tl.store(coef_ptr + 2 * C + c, c0, mask=inside)
+
+
+@triton.jit(do_not_specialize=["M", "CA"])
+def _statistics(y_ptr, pivot_ptr, part_ptr, M, CA, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    C = CA * ALIGN
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    pivot = tl.load(pivot_ptr + c, mask=c < C, other=0.0)[None, :]
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
+        r = tl.arange(0, BLOCK_R)[:, None]
+        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
+        y = tl.load(y_ptr + tl.cast(tile, tl.int64) * BLOCK_R * C + r * C + c[None, :], mask=inside, other=0.0)
+        y = tl.where(inside, y.to(tl.float32) - pivot, 0.0)
+        total += y
+        square += y * y
+    part = part_ptr + tl.program_id(1) * C + c
+    tl.store(part, tl.sum(total, 0), mask=c < C)
+    tl.store(part + tl.num_programs(1) * C, tl.sum(square, 0), mask=c < C)
+
+
+@triton.jit(do_not_specialize=["M", "CA"])
+def _normalise(
+    y_ptr, norm_ptr, residual_ptr, out_ptr, M, CA,
+    ALIGN: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    C = CA * ALIGN
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = tl.arange(0, BLOCK_R)[:, None]
+    start = tl.program_id(0).to(tl.int64) * BLOCK_R
+    inside = (r < M - start) & (c < C)[None, :]
+    at = start * C + (r * C + c[None, :])
+    z = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    z = z * affine_row(norm_ptr, 2, C, c, c < C)[None, :] + affine_row(norm_ptr, 3, C, c, c < C)[None, :]
+    if RESIDUAL:
+        z += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, activate(z, ACT).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M", "CA"])
+def _gradient_sums(
+    g_ptr, y_ptr, norm_ptr, part_ptr, M, CA,
+    ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    C = CA * ALIGN
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mean = affine_row(norm_ptr, 0, C, c, c < C)[None, :]
+    scale = affine_row(norm_ptr, 2, C, c, c < C)[None, :]
+    shift = affine_row(norm_ptr, 3, C, c, c < C)[None, :]
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    product = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
+        r = tl.arange(0, BLOCK_R)[:, None]
+        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
+        at = tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :])
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        g = backward_through(g, y * scale + shift, ACT)
+        total += g
+        product += g * (y - mean)
+    part = part_ptr + tl.program_id(1) * C + c
+    tl.store(part, tl.sum(total, 0), mask=c < C)
+    tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
+
+
+@triton.jit(do_not_specialize=["M", "CA"])
+def _gradient_apply(
+    g_ptr, y_ptr, norm_ptr, coef_ptr, out_ptr, M, CA,
+    ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    C = CA * ALIGN
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = tl.arange(0, BLOCK_R)[:, None]
+    start = tl.program_id(0).to(tl.int64) * BLOCK_R
+    inside = (r < M - start) & (c < C)[None, :]
+    at = start * C + (r * C + c[None, :])
+    g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    z = y * affine_row(norm_ptr, 2, C, c, c < C)[None, :] + affine_row(norm_ptr, 3, C, c, c < C)[None, :]
+    out = affine_row(coef_ptr, 0, C, c, c < C)[None, :] * backward_through(g, z, ACT)
+    out += affine_row(coef_ptr, 1, C, c, c < C)[None, :] * y + affine_row(coef_ptr, 2, C, c, c < C)[None, :]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["pixels", "CA"])
+def _image_sums(
+    x_ptr, g_ptr, norm_ptr, out_ptr, pixels, CA,
+    ALIGN: tl.constexpr, GRADIENT: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    C = CA * ALIGN
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    scale = affine_row(norm_ptr, 2, C, c, c < C)[None, :]
+    shift = affine_row(norm_ptr, 3, C, c, c < C)[None, :]
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    image = tl.program_id(1).to(tl.int64) * pixels * C
+    for start in range(0, pixels, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)[:, None]
+        inside = (r < pixels) & (c < C)[None, :]
+        at = image + (r * C + c[None, :])
+        z = activate(tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale + shift, ACT)
+        if GRADIENT:
+            z *= tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.where(inside, z, 0.0)
+    tl.store(out_ptr + tl.program_id(1) * C + c, tl.sum(total, 0), mask=c < C)
+
+
+@triton.jit(do_not_specialize=["M", "CA", "pixels"])
+def _gate_gradient(
+    g_ptr, gate_ptr, squeeze_ptr, y_ptr, norm_ptr, part_ptr, M, CA, pixels,
+    ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """In place: the gradient of z, from that of act(z) * gate and that of the squeezed act(z); with BatchNorm's sums."""
+    C = CA * ALIGN
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mean = affine_row(norm_ptr, 0, C, c, c < C)[None, :]
+    scale = affine_row(norm_ptr, 2, C, c, c < C)[None, :]
+    shift = affine_row(norm_ptr, 3, C, c, c < C)[None, :]
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    product = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
+        r = tl.arange(0, BLOCK_R)[:, None]
+        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
+        at = tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :])
+        image = (tile * BLOCK_R + r) // pixels * C + c[None, :]
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        g *= tl.load(gate_ptr + image, mask=inside, other=0.0).to(tl.float32)
+        g += tl.load(squeeze_ptr + image, mask=inside, other=0.0)
+        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        g = backward_through(g, y * scale + shift, ACT)
+        total += g
+        product += g * (y - mean)
+        tl.store(g_ptr + at, g.to(g_ptr.dtype.element_ty), mask=inside)
+    part = part_ptr + tl.program_id(1) * C + c
+    tl.store(part, tl.sum(total, 0), mask=c < C)
+    tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
+
+
+# Launchers. Matrices are (M, C); a tensor that a kernel does not read is any pointer.
+
+
+class Dry:
+    """While `on`, kernels are compiled, not run."""
+
+    on = False
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel. Products and sums may fuse, whatever Triton's default is."""
+    if Dry.on:
+        kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **options)
+    else:
+        kernel[grid](*args, enable_fp_fusion=True, **options)
+
+
+def alignment(*channels: int) -> int:
+    """The largest power of two up to 8 that divides every width: Triton then knows that 16-byte accesses are aligned."""
+    return next(size for size in (8, 4, 2, 1) if all(width % size == 0 for width in channels))
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors, the unit in which grids are sized."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def columns(channels: int) -> int:
+    """Channels of one program: all of them up to 128, else in pieces of 64."""
+    return max(16, triton.next_power_of_2(channels)) if channels <= 128 else 64
+
+
+def partial_sums(y: Tensor, rows: int, width: int) -> Tensor:
+    """Room for two sums of every channel by every program."""
+    return torch.empty((2, rows, width), dtype=torch.float32, device=y.device)
+
+
+def _row_programs(y: Tensor, block_r: int, block_c: int) -> int:
+    per_row = triton.cdiv(y.shape[1], block_c)
+    return max(1, min(triton.cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
+
+
+def pivot_of(norm: BatchNorm2d) -> Tensor:
+    """Around what squares are summed."""
+    return norm.running_mean if norm.running_mean is not None else torch.zeros_like(norm.weight)
+
+
+def statistics(y: Tensor, norm: BatchNorm2d) -> Tensor:
+    """Partial sums of y and of its squares around the pivot."""
+    M, C = y.shape
+    block_c = columns(C)
+    block_r = 2048 // block_c
+    programs = _row_programs(y, block_r, block_c)
+    part, align = partial_sums(y, programs, C), alignment(C)
+    grid = (triton.cdiv(C, block_c), programs)
+    launch(_statistics, grid, y, pivot_of(norm), part, M, C // align, align, block_r, block_c)
+    return part
+
+
+def finish_norm(norm: BatchNorm2d, part: Tensor, count: int) -> Tensor:
+    """From partial sums over `count` values a channel to mean, 1/std, scale and shift, as `norm` is set up: statistics
+    of the batch or running ones; the running ones are kept up exactly as BatchNorm2d does."""
+    batch = norm.training or norm.running_mean is None
+    track = norm.training and norm.track_running_stats and norm.running_mean is not None
+    C = norm.num_features
+    out = torch.empty((4, C), dtype=torch.float32, device=norm.weight.device)
+    some: Any = norm.weight
+    launch(
+        _finish_norm, (triton.cdiv(C, 8),),
+        part, pivot_of(norm), norm.weight, norm.bias,
+        norm.running_mean if norm.running_mean is not None else some,
+        norm.running_var if norm.running_var is not None else some,
+        norm.num_batches_tracked if track else some,
+        out, part.shape[1], C, float(count), float(norm.momentum or 0.0), norm.eps,
+        batch, track, 512, 8,
+    )  # fmt: skip
+    return out
+
+
+def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients of the input's gradient, and the gradients of BatchNorm's weight and bias."""
+    C = norm.shape[1]
+    coef = torch.empty((3, C), dtype=torch.float32, device=norm.device)
+    gamma, beta = torch.empty_like(coef[0]), torch.empty_like(coef[0])
+    launch(
+        _finish_gradient,
+        (triton.cdiv(C, 8),),
+        part,
+        norm,
+        coef,
+        gamma,
+        beta,
+        part.shape[1],
+        C,
+        float(count),
+        batch,
+        512,
+        8,
+    )
+    return coef, gamma, beta
+
+
+def normalise(y: Tensor, norm: Tensor, residual: Tensor | None = None, act: str | None = None) -> Tensor:
+    """act(y * scale + shift + residual)."""
+    M, C = y.shape
+    block_c, align = columns(C), alignment(C)
+    block_r, out = 4096 // block_c, torch.empty_like(y)
+    grid = (triton.cdiv(M, block_r), triton.cdiv(C, block_c))
+    launch(
+        _normalise, grid,
+        y, norm, y if residual is None else residual, out, M, C // align,
+        align, residual is not None, act, block_r, block_c,
+    )  # fmt: skip
+    return out
+
+
+def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) -> Tensor:
+    """Partial sums of the gradient of z and of its product with y - mean, from the gradient of act(z)."""
+    M, C = y.shape
+    block_c = columns(C)
+    block_r = 2048 // block_c
+    programs = _row_programs(y, block_r, block_c)
+    part, align = partial_sums(y, programs, C), alignment(C)
+    grid = (triton.cdiv(C, block_c), programs)
+    launch(_gradient_sums, grid, g, y, norm, part, M, C // align, align, act, block_r, block_c)
+    return part
+
+
+def gradient_apply(g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | None = None) -> Tensor:
+    """The gradient of y, from that of act(z)."""
+    M, C = y.shape
+    block_c, align = columns(C), alignment(C)
+    block_r, out = 4096 // block_c, torch.empty_like(y)
+    grid = (triton.cdiv(M, block_r), triton.cdiv(C, block_c))
+    launch(_gradient_apply, grid, g, y, norm, coef, out, M, C // align, align, act, block_r, block_c)
+    return out
+
+
+def image_sums(x: Tensor, norm: Tensor, act: str | None, images: int, g: Tensor | None = None) -> Tensor:
+    """The sum of act(z), or of act(z) * g, over the pixels of each image: float32 (images, C)."""
+    M, C = x.shape
+    block_c, align = columns(C), alignment(C)
+    out = torch.empty((images, C), dtype=torch.float32, device=x.device)
+    launch(
+        _image_sums, (triton.cdiv(C, block_c), images), x, x if g is None else g, norm, out, M // images, C // align,
+        align, g is not None, act, 2048 // block_c, block_c,
+    )  # fmt: skip
+    return out
+
+
+def gate_gradient(g: Tensor, gate: Tensor, squeeze: Tensor, y: Tensor, norm: Tensor, act: str | None) -> Tensor:
+    """Turns the gradient g of act(z) * gate into that of z, in place; `squeeze` is the gradient of act(z) by the mean
+    over pixels, (images, C) like the gate. Returns the partial sums of BatchNorm's gradient."""
+    M, C = y.shape
+    block_c = columns(C)
+    block_r = 2048 // block_c
+    programs = _row_programs(y, block_r, block_c)
+    part, align = partial_sums(y, programs, C), alignment(C)
+    launch(
+        _gate_gradient, (triton.cdiv(C, block_c), programs), g, gate, squeeze, y, norm, part,
+        M, C // align, M // gate.shape[0], align, act, block_r, block_c,
+    )  # fmt: skip
+    return part

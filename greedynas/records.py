@@ -1,0 +1,224 @@
+"""The files of a run directory as the report reads them: strict types, finite numbers, nothing that could be a request."""
+
+from math import isnan
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from greedynas.budget import Budget
+from greedynas.errors import GreedyNASError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[int, Field(ge=0, le=2**62)]
+Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
+Positive = Annotated[float, Field(ge=0, le=1e30)]
+Path_ = tuple[Annotated[int, Field(ge=0, le=1000)], ...]
+# Only raster images, as data: anything else in an image's place could be a request or a script.
+Thumbnail = Annotated[
+    str, Field(max_length=500_000, pattern=r"^data:image/(png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}$")
+]
+
+
+def _none_for_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and isnan(value) else value
+
+
+# Of a path with an op that the table has no timing for, the latency is not a number.
+Latency = Annotated[Positive | None, BeforeValidator(_none_for_nan)]
+
+
+class Record(BaseModel):
+    """Of a file or a line that the other stages write; they may write more than the report shows."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class Step(Record):
+    """A line of supernet training or of retraining."""
+
+    kind: Literal["step"]
+    step: Amount
+    loss: Loss
+    lr: Positive
+    epsilon: Share = 0.0
+
+
+class Filtering(Record):
+    kind: Literal["filter"]
+    step: Amount
+    kept: tuple[Loss | None, ...]
+    rejected: tuple[Loss | None, ...]
+    pool_best: Loss | None
+    pool_median: Loss | None
+    pool_worst: Loss | None
+
+
+class Epoch(Record):
+    kind: Literal["epoch"]
+    step: Amount
+    epoch: Amount
+    pi: Share | None = None
+    pool_size: Amount = 0
+    stopped: str | None = None
+    optimization_images: Amount
+    evaluation_images: Amount
+    corrected_images: Positive
+    measured_ratio: Positive
+    corrected_images_measured: Positive
+
+
+class RetrainEpoch(Record):
+    kind: Literal["epoch"]
+    step: Amount
+    epoch: Amount
+    loss: Loss
+    lr: Positive
+
+
+class Other(Record):
+    """A kind of line that the report does not show."""
+
+    kind: str
+
+
+class PoolEntry(Record):
+    path: Path_
+    loss: Loss | None
+
+
+class Evaluated(Record):
+    """A path that a search evaluated on the supernet."""
+
+    path: Path_
+    accuracy: Share
+    generation: Amount
+    macs: Amount
+    params: Amount
+    latency_ms: Latency = None
+
+    def cost(self, name: str) -> float | None:
+        value = getattr(self, name)
+        return None if value is None else float(value)
+
+
+class Arch(Record):
+    """`arch.json`: a network of a space, or a timm model."""
+
+    schema_version: Literal[1]
+    model: str | None = None  # the folder under models/
+    space: str | None = None
+    path: Path_ | None = None
+    canonical_path: Path_ | None = None
+    ops: tuple[str, ...] = ()
+    timm: str | None = None
+    macs: Amount | None = None
+    params: Amount | None = None
+    latency_ms: Latency = None
+    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    supernet_accuracy: Share | None = None
+    recipe: str | None = None
+    epochs: Amount | None = None
+    inherit: bool = False
+    teacher: str | None = None
+    pretrained: bool | str | None = None
+
+
+class Candidate(Arch):
+    """One of the best found networks after its short training."""
+
+    val_top1: Share
+
+
+class Top(Record):
+    """`top.json`: the short trainings before the long one."""
+
+    schema_version: Literal[1]
+    candidates: tuple[Candidate, ...]
+
+
+class Search(Record):
+    """`search.json`; `chosen` is missing while the search is running."""
+
+    schema_version: Literal[1]
+    name: str
+    space: str
+    searcher: str
+    budget: Budget
+    objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
+    pool_init: bool
+    from_pool: Amount
+    ditched: Amount
+    found: tuple[Evaluated, ...]
+    front: tuple[Evaluated, ...]
+    chosen: Arch | None = None
+    seconds: Positive | None = None
+
+    @property
+    def has_latency(self) -> bool:
+        return any(entry.latency_ms is not None for entry in self.found)
+
+
+class Sample(Record):
+    image: Thumbnail
+    label: Amount
+    predicted: Amount
+    probability: Share
+    top: tuple[tuple[Amount, Share], ...] = ()
+
+
+class Tested(Record):
+    """`test.json`: what the one look at the test set gave."""
+
+    schema_version: Literal[1]
+    images: Annotated[int, Field(ge=1, le=2**62)]
+    top1: Share
+    top5: Share | None = None
+    macro: Share
+    loss: Loss | None = None
+    class_names: tuple[str, ...] = Field(min_length=1)
+    per_class: tuple[Share | None, ...]
+    confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
+    samples: tuple[Sample, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        classes = len(self.class_names)
+        if len(self.per_class) != classes:
+            raise GreedyNASError(f"per_class has {len(self.per_class)} values for {classes} classes")
+        if len(self.confusion) != classes or any(len(row) != classes for row in self.confusion):
+            raise GreedyNASError(f"confusion should have {classes} rows of {classes} counts")
+        named = [(s.label, s.predicted, *(index for index, _ in s.top)) for s in self.samples]
+        if any(index >= classes for indices in named for index in indices):
+            raise GreedyNASError(f"a sample names a class beyond the {classes} there are")
+        return self
+
+
+class Agreement(Record):
+    images: Amount
+    max_difference: Positive
+
+
+class ExportedFile(Record):
+    file: str
+    precision: str
+    bytes: Amount
+    top1: Share | None = None
+    latency_ms: Positive | None = None
+    agrees: Agreement | None = None
+
+
+class LeftOut(Record):
+    file: str
+    why: str
+
+
+class Exported(Record):
+    """`export.json`."""
+
+    schema_version: Literal[1]
+    machine: str
+    threads: Amount
+    images: Amount
+    files: tuple[ExportedFile, ...]
+    skipped: tuple[LeftOut, ...] = ()

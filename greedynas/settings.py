@@ -1,0 +1,62 @@
+"""The settings that a run starts with: a preset with changes, or what `auto` and `--hours` choose for data and machine."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from greedynas.auto import AUTO, auto_config
+from greedynas.budget import Budget, without_latency
+from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
+from greedynas.errors import GreedyNASError
+from greedynas.planning import fit_hours
+from greedynas.runs import read_run_config
+from greedynas.stages import choose_device, read_data
+
+EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
+
+
+def settings_of(
+    preset: str,
+    changes: dict[str, Any],
+    folder: Path | None,
+    console: Console,
+    budgets: list[Budget] | None = None,
+    hours: float | None = None,
+) -> Config:
+    """What was chosen when the run in `folder` was started stays as it is when it goes on: measured again, it might come
+    out differently."""
+    changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
+    if preset != AUTO and hours is None:
+        return load_config(preset, changes)
+    fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}
+    asked = Asked(preset=preset, hours=hours, changes=fixed)
+    if folder is not None and (folder / "config.yaml").is_file():
+        return _settings_in(folder, asked, changes)
+    priced = without_latency(budgets or [])
+    budget = max(priced, key=lambda one: (one.max_macs or 0, one.max_params or 0), default=None)
+    reasons: list[str] = []
+    if preset == AUTO:
+        config, reasons = auto_config(changes, budget=budget)
+    else:
+        config = load_config(preset, changes)
+    if hours is not None:
+        device = choose_device(config.device)
+        data = read_data(config, device)
+        config, more = fit_hours(config, data, device, hours, budget, max(1, len(priced)), keep=changes)
+        reasons = [*reasons, *more]
+    for reason in reasons:
+        console.print(f"  {reason}", highlight=False, markup=False)
+    return config.model_copy(update={"asked": asked, "reasons": tuple(reasons)})
+
+
+def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:
+    config = read_run_config(folder)
+    if config.asked != asked:
+        before = "other settings" if config.asked is None else config.asked.told()
+        raise GreedyNASError(f"{folder} was started with {before}, not {asked.told()}; name another --out")
+    for section in EXTENDING:
+        mine = {key: value for key, value in changes.items() if key.startswith(f"{section}.")}
+        if mine:
+            config = config.model_copy(update={section: changed_section(config, section, mine)})
+    return config

@@ -1,0 +1,222 @@
+"""Which network is trained: one that a search found, a path, a known network, or any model of timm."""
+
+import zlib
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from greedynas.architectures import SCHEMA_VERSION, path_arch, read_arch
+from greedynas.config import Config
+from greedynas.data import Data, normalisation
+from greedynas.errors import GreedyNASError
+from greedynas.files import read_json
+from greedynas.known import known_networks, resolve
+from greedynas.paths import OpPath, canonical, compact, parse_path
+from greedynas.pretrained import load_pretrained
+from greedynas.runs import NAME, Run
+from greedynas.space import Space, load_space, space_names
+from greedynas.state import load_weights
+from greedynas.streams import torch_stream
+from greedynas.supernet import Supernet
+from greedynas.trained import Card, make_network
+
+TIMM = "timm:"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A network to train: a path of a space, or a model of timm."""
+
+    name: str  # of its folder under models/
+    space: Space | None = None  # for the run's images; the number of classes is the data's
+    path: OpPath | None = None  # as it was evaluated or written; the network is built of its canonical form
+    timm: str | None = None
+    pretrained: str | None = None  # weights of a timm model: "cache" or a file
+    tag: str = ""  # of timm's own weights
+    search: str | None = None  # the search that found it
+    in_supernet: bool = False  # whether the run's supernet has weights for it
+    facts: dict[str, Any] = field(default_factory=dict)  # what a search knows of it: supernet_accuracy, latency_ms
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it the same network."""
+        if self.space is None or self.path is None:
+            return {"timm": self.timm, "pretrained": self.pretrained}
+        return {"space": self.space.name, "canonical_path": list(canonical(self.path, self.space))}
+
+
+def choose_target(
+    folder: Path, config: Config, model: str | None, arch: str | None, name: str | None, pretrained: str | Path | None
+) -> Target:
+    """The run's chosen network, another one in models/, or any other by name."""
+    if model is not None and arch is not None:
+        raise GreedyNASError("--model names a network of this run and --arch another one: give one of them")
+    for given in (model, name):
+        if given is not None and not NAME.fullmatch(given):
+            raise GreedyNASError(f"a model's name has letters, digits, '.', '_' and '-', got {given!r}")
+    weights = None if pretrained is None else str(pretrained)
+    if arch is None:
+        target = _in_this_run(folder, config, model)
+        target = replace(target, pretrained=weights or target.pretrained)
+    elif arch.startswith(TIMM):
+        target = _of_timm(arch.removeprefix(TIMM), weights)
+    else:
+        target = _by_path(arch, config)
+    if target.pretrained is not None and target.timm is None:
+        raise GreedyNASError("pretrained weights are for timm models; for a path of this run there is --inherit")
+    return target if name is None else replace(target, name=name)
+
+
+def _in_this_run(folder: Path, config: Config, model: str | None) -> Target:
+    arch = read_arch(folder, model)
+    name = arch["model"] if model is None else model
+    search = read_search(folder, name)
+    arch = arch if search is None else search["chosen"]  # retraining may have chosen another one of its networks
+    if "timm" in arch:
+        target = _of_timm(str(arch["timm"]), arch.get("pretrained"))
+        return replace(target, name=name)
+    own = arch.get("space") == config.space.name
+    if not own and arch.get("space") not in space_names():
+        raise GreedyNASError(f"{name} is a network of the space {arch.get('space')!r}, which is not known here")
+    space = config.space if own else _for_images_of(config, str(arch["space"]))
+    facts: dict[str, Any] = {key: arch[key] for key in ("latency_ms", "supernet_accuracy") if key in arch}
+    path = parse_path(arch.get("path"), space)
+    return Target(name, space, path, search=None if search is None else name, in_supernet=own, facts=facts)
+
+
+def found_targets(folder: Path, target: Target) -> list[Target]:
+    """The target and the other networks of its search, by accuracy: each network once, as it was first evaluated."""
+    search, space = read_search(folder, str(target.search)), target.space
+    if search is None or space is None or target.path is None:
+        return [target]
+    distinct = {canonical(target.path, space): target}
+    for entry in sorted(search["found"], key=lambda entry: -entry["accuracy"]):
+        path = parse_path(entry["path"], space)
+        facts = {"supernet_accuracy": entry["accuracy"]}
+        facts |= {"latency_ms": entry["latency_ms"]} if "latency_ms" in entry else {}
+        distinct.setdefault(canonical(path, space), replace(target, path=path, facts=facts))
+    return list(distinct.values())
+
+
+def read_search(folder: Path, name: str) -> dict[str, Any] | None:
+    """A finished search."""
+    file = folder / "searches" / name / "search.json"
+    if not file.is_file():
+        return None
+    search = read_json(file)
+    if not isinstance(search.get("chosen"), dict) or not isinstance(search.get("found"), list):
+        raise GreedyNASError(f"the search {name} is not finished; give its search command again")
+    return search
+
+
+def _by_path(arch: str, config: Config) -> Target:
+    """A known network, or a path of the run's space."""
+    known = known_networks().get(arch.strip().lower())
+    if known is not None and known.space != config.space.name:
+        return Target(known.name, _for_images_of(config, known.space), known.path)
+    space, path = resolve(arch, config.space)
+    name = compact(canonical(path, space), space).replace(",", "-")
+    if len(name) > 100:
+        name = f"path-{zlib.crc32(name.encode()):08x}"
+    return Target(known.name if known else name, space, path, in_supernet=True)
+
+
+def _for_images_of(config: Config, space: str) -> Space:
+    """Another space for the images of the run; one that cannot take them says why."""
+    return load_space(space).adapt(image_size=config.space.image_size, image_channels=config.space.image_channels)
+
+
+def _of_timm(text: str, pretrained: str | None) -> Target:
+    import timm
+
+    architecture, _, tag = text.strip().partition(".")
+    if architecture not in (models := timm.list_models()):
+        near = get_close_matches(architecture, models, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; see timm.list_models()"
+        raise GreedyNASError(f"timm has no model {architecture!r}{hint}")
+    if tag and text.strip() not in (tagged := timm.list_pretrained(f"{architecture}.*")):
+        raise GreedyNASError(f"timm has no weights {text.strip()!r}; known: {', '.join(tagged)}")
+    name = f"timm-{architecture}" + ("" if pretrained is None else "-pretrained")
+    return Target(name, timm=architecture, tag=tag, pretrained=pretrained)
+
+
+# From a target to a network
+
+
+def make_card(target: Target, data: Data) -> Card:
+    view = data.train.view
+    mean, std = normalisation(view.channels)
+    common: dict[str, Any] = {
+        "name": target.name,
+        "class_names": tuple(data.class_names),
+        "image_size": view.size,
+        "image_channels": view.channels,
+        "crop_fraction": view.size / view.stored,
+        "mean": mean,
+        "std": std,
+    }
+    if target.space is None or target.path is None:
+        return Card(timm=target.timm, **common)
+    space = target.space.adapt(num_classes=len(data.class_names))
+    return Card(space=space, path=canonical(target.path, space), **common)
+
+
+def make_arch(target: Target, card: Card) -> dict[str, Any]:
+    """What `arch.json` says of it before it is trained."""
+    if card.space is not None and target.path is not None:
+        return {**path_arch(target.name, target.path, card.space), **target.facts}
+    network = make_network(card)
+    arch = {
+        "schema_version": SCHEMA_VERSION,
+        "model": target.name,
+        "timm": target.timm,
+        "macs": count_macs(network, card),
+        "params": sum(parameter.numel() for parameter in network.parameters()),
+        "num_classes": len(card.class_names),
+        "image_size": card.image_size,
+    }
+    return arch if target.pretrained is None else {**arch, "pretrained": target.pretrained}
+
+
+@torch.no_grad()
+def count_macs(network: nn.Module, card: Card) -> int:
+    """Multiply-adds of convolutions and matrix products for one image."""
+    image = torch.zeros(1, card.image_channels, card.image_size, card.image_size)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            network.eval()(image)
+    except Exception as error:  # each architecture has its own way to refuse a size
+        reason = str(error).strip().partition("\n")[0]
+        raise GreedyNASError(
+            f"timm's {card.timm} does not take images of {card.image_size} px with {card.image_channels} channels: {reason:.200}"
+        ) from None
+    return int(counter.get_total_flops()) // 2
+
+
+def start_network(target: Target, card: Card, run: Run, *, seed: int, dropout: float, inherit: bool) -> nn.Module:
+    """The network as its training begins: with fresh weights, the supernet's, or pretrained ones."""
+    network = make_network(card, torch_stream(seed, "retrain init"), dropout)
+    if inherit:
+        inherit_weights(network, target, card, run)
+    if target.pretrained is not None:
+        name = f"{target.timm}.{target.tag}" if target.tag else str(target.timm)
+        load_pretrained(network, name, target.pretrained)
+    return network
+
+
+def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) -> None:
+    """The supernet's weights of the path as it was evaluated: its canonical form has others there."""
+    if not target.in_supernet or card.space is None:
+        raise GreedyNASError(f"{target.name} is no network of this run's supernet: it cannot inherit weights from it")
+    checkpoint = run.load_checkpoint()
+    if checkpoint is None:
+        raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
+    supernet = Supernet(card.space)
+    load_weights(supernet, checkpoint[0])
+    # One after the other: the same blocks, which the two forms may count to different stages.
+    values = supernet.subnet(target.path).state_dict().values()
+    network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))

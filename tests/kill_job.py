@@ -1,0 +1,85 @@
+"""A whole job that dies in each of its stages, and is started again: are the network and its weights always the same?
+
+    python -m tests.kill_job CONFIG FOLDER
+
+Every job is a fork, as in `tests.kill_points`. Prints what it found as JSON.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from greedynas import job
+from greedynas.config import load_config
+from tests.kill_points import KILLED, Death, differences, in_child
+
+LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
+STAGES = ("train_stage", "search_stage", "retrain_stage", "export_stage", "report_stage")
+FILES = ("arch.json", "model.safetensors", "model.onnx", "models/macs-60K/test.json", "searches/macs-60K/search.json")
+
+
+def outcome(run: Path) -> dict[str, str]:
+    """What must not depend on interruptions, to the byte."""
+    found = {name: (run / name).read_bytes().hex() for name in FILES}
+    for name in FILES[-2:]:  # they say how long it took
+        facts = json.loads((run / name).read_text())
+        found[name] = json.dumps({key: value for key, value in facts.items() if key != "seconds"})
+    found["report"] = str((run / "report.html").stat().st_size > 10**6)
+    found["left over"] = str([file.name for file in run.rglob("*.tmp")])
+    return found
+
+
+def main(config_file: str, root: Path) -> None:
+    torch.set_num_threads(1)  # a fork has no threads but the one that forked
+    config = load_config(config_file)
+
+    def running(folder: Path, death: Death | None = None, report: Path | None = None) -> Callable[[], None]:
+        ends: list[int] = []  # of the stages, in calls that change files
+
+        def counted(stage: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                result = stage(*arguments, **named)
+                ends.append(len(death.names) if death is not None else 0)
+                return result
+
+            return call
+
+        def work() -> None:
+            if death is not None:
+                death.watch()
+            for name in STAGES:
+                setattr(job, name, counted(getattr(job, name)))
+            job.run_job(config, folder, LIMITS, Console(quiet=True))
+            if report is not None:
+                report.write_text(json.dumps(ends))
+
+        return work
+
+    assert in_child(running(root / "reference")) == 0
+    expected, failures, deaths = outcome(root / "reference"), [], 0
+    assert in_child(running(root / "dry", Death(), root / "ends.json")) == 0
+    ends = [0, *json.loads((root / "ends.json").read_text())]
+    # In the middle of every stage, and at the last write of the longer ones.
+    moments = {(first + last) // 2: stage for stage, (first, last) in zip(STAGES, pairwise(ends), strict=True)}
+    moments |= {ends[3]: "retrain_stage", ends[4]: "export_stage"}
+    for at, stage in sorted(moments.items()):
+        folder = root / f"{stage}-{at}"
+        died = in_child(running(folder, Death(at)))
+        resumed = in_child(running(folder))
+        wrong = differences(expected, outcome(folder)) if resumed == 0 else [f"exit code {resumed}"]
+        deaths += died == KILLED
+        if wrong or died != KILLED:
+            failures.append({"stage": stage, "call": at, "exit code": died, "differs": wrong})
+        shutil.rmtree(folder)
+    print(json.dumps({"deaths": deaths, "failures": failures}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,161 @@
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import yaml
+from PIL import Image
+from rich.console import Console
+
+import greedynas as package
+from greedynas.config import load_config
+from greedynas.demo import run_demo
+from tests.test_data import paint, spoil
+from tests.test_searches import DATA
+from tests.test_training import SETTINGS, tiny_space
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory):
+    """Photographs of mixed sizes, one of them broken."""
+    folder = tmp_path_factory.mktemp("album")
+    paint(folder, {"cat": 20, "<b>dog": 20, "鳥": 20}, size=(10, 9))
+    for number, file in enumerate(sorted(folder.rglob("*.png"))):
+        with Image.open(file) as image:
+            image.resize((8 + 5 * (number % 4), 9 + 3 * (number % 5))).save(file)
+    spoil(sorted((folder / "cat").iterdir())[3])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory, album):
+    file = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    settings = {
+        "space": tiny_space(repeat=1).model_dump(mode="json"),
+        "data": {**DATA, "source": str(album)},
+        "train": {**SETTINGS, "max_epochs": 2},
+        "search": {"population": 6, "generations": 3},
+        "retrain": {"epochs": 2, "batch_size": 16},
+    }
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+@pytest.fixture(scope="module")
+def finished(config_file, tmp_path_factory):
+    """A job run from the command line: (run directory, what it printed)."""
+    run = tmp_path_factory.mktemp("job") / "run"
+    command = [sys.executable, "-m", "greedynas", "run", config_file, "--flops", "60K", "--out", run]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    return run, done.stdout
+
+
+def test_one_command_does_it_all_and_names_the_broken_file(finished, album):
+    run, out = finished
+    arch = json.loads((run / "arch.json").read_text())
+    assert arch["macs"] <= 60_000
+    assert 0 <= arch["test_top1"] <= 1
+    assert {"space", "path", "ops", "params", "supernet_accuracy"} <= arch.keys()
+    for name in ("model.onnx", "model.safetensors", "report.html", "config.yaml"):
+        assert (run / name).stat().st_size > 0
+    broken = sorted((album / "cat").iterdir())[3].name
+    assert broken in out
+    assert "Plan: tiny" in out  # before it starts
+    assert f"{arch['test_top1']:.2%} top-1" in out
+    assert f"greedynas predict {run}" in out
+
+
+def test_what_is_exported_is_what_was_retrained(finished, album):
+    run, _ = finished
+    network, card = package.load_network(run)
+    images = np.random.default_rng(0).normal(size=(5, 3, 8, 8)).astype(np.float32)
+    import torch
+
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images)).numpy()
+    session = onnxruntime.InferenceSession(run / "model.onnx")
+    np.testing.assert_allclose(session.run(None, {"images": images})[0], expected, atol=1e-4)
+    assert card.class_names == ("<b>dog", "cat", "鳥")
+
+
+def test_predictions_from_the_command_line(greedynas, finished, album):
+    run, _ = finished
+    image = sorted((album / "鳥").iterdir())[0]
+    code, out, _ = greedynas("predict", run, image, "--json")
+    assert code == 0
+    told = json.loads(out)["predictions"][0]
+    assert sorted(one["name"] for one in told["classes"]) == ["<b>dog", "cat", "鳥"]
+    assert sum(one["probability"] for one in told["classes"]) == pytest.approx(1, abs=1e-4)
+    code, out, _ = greedynas("predict", run / "model.onnx", image, "--top", 1)
+    assert code == 0
+    assert told["classes"][0]["name"] in out
+
+
+def test_the_same_command_again_changes_nothing(greedynas, finished, config_file):
+    run, _ = finished
+    files = [file for file in run.rglob("*") if file.is_file() and file.name not in ("log.txt", "report.html", ".lock")]
+    before = {file: file.read_bytes() for file in files}
+    code, out, err = greedynas("run", config_file, "--flops", "60K", "--out", run)
+    assert (code, err) == (0, "")
+    assert "top-1" in out
+    changed = {file.name for file in files if file.read_bytes() != before[file]}
+    assert changed <= {"search.json", "config.yaml"}  # how long the search took; the versions
+
+
+def test_another_budget_adds_a_model(greedynas, finished, config_file):
+    run, _ = finished
+    code, _, _ = greedynas("run", config_file, "--params", "6K", "--out", run)
+    assert code == 0
+    assert {folder.name for folder in (run / "models").iterdir()} == {"macs-60K", "params-6K"}
+    assert json.loads((run / "arch.json").read_text())["model"] == "params-6K"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--flops", "1"], "no path"),
+        (["--baseline", "mobilenetv2_100"], "cache"),
+        (["--baseline", "nonsense_net"], "nonsense_net"),
+        (["--hours", "-1"], "--hours"),
+        (["--set", "retrain.recipe=adam"], "recipe"),
+        (["--flops", "many"], "many"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_trained(greedynas, config_file, tmp_path, arguments, told):
+    code, _, err = greedynas("run", config_file, "--out", tmp_path / "run", *arguments)
+    assert code == 2
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_death_in_each_stage_changes_nothing(config_file, tmp_path):
+    command = [sys.executable, "-m", "tests.kill_job", config_file, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["failures"] == []
+    assert found["deaths"] == 7
+
+
+def test_the_demo_is_the_whole_job(tmp_path):
+    console = Console(record=True, width=200, file=io.StringIO())
+    settings = {"max_epochs": 2, "batch_size": 256, "search.population": 10, "search.generations": 2}
+    run_demo(tmp_path / "demo", console, {**settings, "retrain.epochs": 1, "retrain.batch_size": 256})
+    out = console.export_text()
+    assert "Trained for 2 epochs" in out
+    arch = json.loads((tmp_path / "demo" / "arch.json").read_text())
+    assert arch["macs"] <= 1_000_000
+    assert f"{arch['test_top1']:.2%} top-1" in out
+    assert (tmp_path / "demo" / "report.html").exists()
+    assert load_config(tmp_path / "demo" / "config.yaml").retrain.epochs == 1
