@@ -79,7 +79,7 @@ def run_block(block, x, g, mode, precision):
     return tensors
 
 
-def check(spaces):
+def check():
     """Errors against float64 of the engine and of plain PyTorch in bf16: the engine's may not be larger than 1.5 times."""
     cases = []
     for se, act in ((False, "relu"), (True, "hard_swish")):
@@ -114,7 +114,7 @@ MICRO = [  # in, out, stride, size, expansion, kernel
 ]  # fmt: skip
 
 
-def micro(spaces, batch, bandwidth):
+def micro(batch, bandwidth):
     """Each kernel of a block, with the time that its tensors would take to be copied."""
     from greedynas import depthwise, kernels, pointwise
 
@@ -126,14 +126,14 @@ def micro(spaces, batch, bandwidth):
         w1, w2 = engine._matrix(block.expand.conv, x), engine._matrix(block.project.conv, x)
         wd = block.depthwise.conv.weight.detach()
         n1, n2, n3 = block.expand.norm, block.depthwise.norm, block.project.norm
-        a, part = pointwise.forward(rows, w1, n1)
-        v1 = kernels.finish_norm(n1, part, len(a))
+        a, part = pointwise.forward(rows, w1)
+        v1 = kernels.finish_norm(n1, part)
         a4 = a.view(*x.shape[:3], -1)
-        b4, part = depthwise.forward(a4, wd, s, n2, v1, "relu")
+        b4, part = depthwise.forward(a4, wd, s, v1, "relu")
         b = b4.view(-1, b4.shape[-1])
-        v2 = kernels.finish_norm(n2, part, len(b))
-        d, part = pointwise.forward(b, w2, n3, v2, "relu")
-        v3 = kernels.finish_norm(n3, part, len(d))
+        v2 = kernels.finish_norm(n2, part)
+        d, part = pointwise.forward(b, w2, v2, "relu")
+        v3 = kernels.finish_norm(n3, part)
         g = torch.randn_like(d)
         coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), len(d), True)
         gb, part = pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")
@@ -143,9 +143,9 @@ def micro(spaces, batch, bandwidth):
         ga = ga.view_as(a)
         X, A, B, D = x.nbytes, a.nbytes, b.nbytes, d.nbytes
         jobs = {
-            "expand": (X + A, lambda: pointwise.forward(rows, w1, n1)),
-            "depthwise": (A + B, lambda: depthwise.forward(a4, wd, s, n2, v1, "relu")),
-            "project": (B + D, lambda: pointwise.forward(b, w2, n3, v2, "relu")),
+            "expand": (X + A, lambda: pointwise.forward(rows, w1)),
+            "depthwise": (A + B, lambda: depthwise.forward(a4, wd, s, v1, "relu")),
+            "project": (B + D, lambda: pointwise.forward(b, w2, v2, "relu")),
             "normalise": (2 * D + X * (i == o), lambda: kernels.normalise(d, v3, rows if i == o and s == 1 else None)),
             "sums": (2 * D, lambda: kernels.gradient_sums(g, d, v3)),
             "wgrad2": (B + 2 * D, lambda: pointwise.weight_gradient(g, d, coef3, b, v2, "relu")),
@@ -191,65 +191,70 @@ class Trainer:
             return self.net(self.images, path)
 
 
-def step(spaces, batch):
-    """Times of the same random paths, a new one every step, engine and eager in turns."""
+def timed(work, *arguments):
+    """Milliseconds until it is done, and until it is queued."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work(*arguments)
+    queued = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start), 1e3 * queued
+
+
+def engine_steps(trainer, paths):
+    """Each path twice: the first time it is new."""
+    told = {}
+    with engine.using("auto"):
+        for path in trainer.paths[-3:]:
+            trainer.train(path)
+        pairs = [(timed(trainer.train, path)[0], *timed(trainer.train, path)) for path in paths]
+        first, second, queued = (list(column) for column in zip(*pairs, strict=True))
+        stalls = np.subtract(first, second)
+        told |= {"train_ms": second, "train_new_path_ms": first, "queued_ms": statistics.median(queued)}
+        told |= {"first_minus_second_p95_ms": float(np.percentile(stalls, 95)), "first_minus_second_max_ms": float(stalls.max())}  # fmt: skip
+        with bn_mode(trainer.net, "batch"):
+            trainer.evaluate(trainer.paths[-1])
+            told["evaluate_ms"] = [timed(trainer.evaluate, path)[0] for path in paths]
+    print(f"  engine: train {statistics.median(second):.1f} ms, on a new path {statistics.median(first):.1f}, first minus second: p95 {told['first_minus_second_p95_ms']:.1f}, "
+          f"max {told['first_minus_second_max_ms']:.1f}; queued in {told['queued_ms']:.1f}; evaluate {statistics.median(told['evaluate_ms']):.1f} ms", flush=True)  # fmt: skip
+    return told
+
+
+def eager_steps(trainer, paths, patience):
+    """Each path once before it is timed: plain PyTorch has to choose its convolutions where a shape is new."""
+    train, evaluate, start = [], [], time.perf_counter()
+    with engine.using("off"):
+        for path in paths:
+            trainer.train(path)
+            train.append(min(timed(trainer.train, path)[0] for _ in range(2)))
+            with bn_mode(trainer.net, "batch"):
+                trainer.evaluate(path)
+                evaluate.append(min(timed(trainer.evaluate, path)[0] for _ in range(2)))
+            if time.perf_counter() - start > patience:
+                break
+    return {"train": train, "evaluate": evaluate}
+
+
+def step(spaces, batch, patience=25):
+    """A new random path every step, with the engine and eager; memory of the largest path."""
     for name in spaces:
+        print(f"{name}, batch {batch}", flush=True)
         trainer = Trainer(name, batch)
         trainer.net.train()
-        times = defaultdict(list)
-        for mode in ("off", "auto"):  # the first steps: memory, cuDNN, whatever is still not compiled
-            with engine.using(mode):
-                for path in trainer.paths[:3]:
-                    trainer.train(path)
-        torch.cuda.synchronize()
-        for path in trainer.paths[3:23]:
-            for mode in ("off", "auto"):
-                with engine.using(mode):
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    trainer.train(path)
-                    queued = time.perf_counter() - start
-                    torch.cuda.synchronize()
-                    times["train", mode].append(1e3 * (time.perf_counter() - start))
-                    times["queue", mode].append(1e3 * queued)
-        with bn_mode(trainer.net, "batch"):
-            for path in trainer.paths[3:23]:
-                for mode in ("off", "auto"):
-                    with engine.using(mode):
-                        trainer.evaluate(trainer.paths[0])
-                        torch.cuda.synchronize()
-                        start = time.perf_counter()
-                        trainer.evaluate(path)
-                        torch.cuda.synchronize()
-                        times["evaluate", mode].append(1e3 * (time.perf_counter() - start))
-        medians = {f"{what} {mode}": statistics.median(values) for (what, mode), values in times.items()}
-        ratios = {what: medians[f"{what} off"] / medians[f"{what} auto"] for what in ("train", "evaluate")}
-        first = []
-        with engine.using("auto"):
-            for path in trainer.paths[60:110]:
-                pair = []
-                for _ in range(2):
-                    torch.cuda.synchronize()
-                    start = time.perf_counter()
-                    trainer.train(path)
-                    torch.cuda.synchronize()
-                    pair.append(1e3 * (time.perf_counter() - start))
-                first.append(pair[0] - pair[1])
-        memory = {}
+        told = RESULTS.setdefault("step", {})[name] = engine_steps(trainer, trainer.paths[:50])
+        for what, eager in eager_steps(trainer, trainer.paths[:50], patience).items():
+            ours = told[f"{what}_ms"][: len(eager)]
+            told[f"{what}_eager_ms"], ratio = eager, sum(eager) / sum(ours)
+            told[f"{what}_ratio"] = ratio
+            print(f"  {what}: eager {statistics.median(eager):.1f} ms, engine {statistics.median(ours):.1f} ms on the same {len(eager)} paths: {ratio:.2f}x images/s", flush=True)  # fmt: skip
         largest = [max(range(len(layer.ops)), key=lambda i, layer=layer: layer.cost(layer.ops[i]).macs) for layer in trainer.space.layers]  # fmt: skip
-        for mode in ("off", "auto"):
+        for mode in ("auto", "off"):
             with engine.using(mode):
-                torch.cuda.synchronize()
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-                trainer.train(largest)
-                torch.cuda.synchronize()
-                memory[mode] = torch.cuda.max_memory_allocated() / 2**30
-        print(f"{name}, batch {batch}: train {medians['train off']:.1f} -> {medians['train auto']:.1f} ms ({ratios['train']:.2f}x), "
-              f"evaluate {medians['evaluate off']:.1f} -> {medians['evaluate auto']:.1f} ms ({ratios['evaluate']:.2f}x); queued in {medians['queue auto']:.1f} ms; "
-              f"first minus second step p95 {np.percentile(first, 95):.1f} ms; memory {memory['off']:.1f} -> {memory['auto']:.1f} GiB", flush=True)  # fmt: skip
-        RESULTS.setdefault("step", {})[name] = {"medians_ms": medians, "ratios": ratios, "first_minus_second_p95_ms": float(np.percentile(first, 95)),
-                                                "memory_gib": memory, "n": 20, "batch": batch, "all_ms": {f"{a} {b}": v for (a, b), v in times.items()}}  # fmt: skip
+                timed(trainer.train, largest)
+                told[f"memory_gib_{mode}"] = torch.cuda.max_memory_allocated() / 2**30
+        print(f"  memory of the largest path: eager {told['memory_gib_off']:.1f} GiB, engine {told['memory_gib_auto']:.1f} GiB", flush=True)  # fmt: skip
         del trainer
         torch.cuda.empty_cache()
 
@@ -279,32 +284,17 @@ def compiled(spaces, batch):
     """One path compiled whole: what the engine has to beat, though no supernet could be trained so."""
     for name in spaces:
         trainer = Trainer(name, batch)
-        path = trainer.paths[3]
-        network = trainer.net.subnet(path).train().to(DEVICE, memory_format=torch.channels_last)
-        optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, nesterov=True)
-        fast = torch.compile(network)
-
-        def train(network, optimizer=optimizer, trainer=trainer):
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", torch.bfloat16):
-                logits = network(trainer.images)
-            F.cross_entropy(logits.float(), trainer.labels).backward()
-            optimizer.step()
-
-        def evaluate(network, trainer=trainer):
-            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-                network(trainer.images)
-
-        start = time.perf_counter()
-        train(fast)
-        torch.cuda.synchronize()
-        took = time.perf_counter() - start
-        line = {"compile_s": took}
-        for what, work in (("train", train), ("evaluate", evaluate)):
-            line[f"{what} compiled"] = milliseconds(lambda work=work: work(fast), 10)
-            for mode in ("off", "auto"):
-                with engine.using(mode):
-                    line[f"{what} {mode}"] = milliseconds(lambda work=work: work(network), 10)
+        subnet = trainer.net.subnet(trainer.paths[3]).train().to(DEVICE, memory_format=torch.channels_last)
+        line = {"compile s": 0.0}
+        for kind, network in (("compiled", torch.compile(subnet)), ("off", subnet), ("auto", subnet)):
+            trainer.net = lambda images, path, network=network: network(images)
+            trainer.optimizer = torch.optim.SGD(subnet.parameters(), 0.01, 0.9, nesterov=True)
+            with engine.using("off" if kind == "off" else "auto"):
+                first = timed(trainer.train, None)[0]
+                line["compile s"] += first / 1e3 if kind == "compiled" else 0.0
+                for what, work in (("train", trainer.train), ("evaluate", trainer.evaluate)):
+                    work(None)
+                    line[f"{what} {kind} ms"] = statistics.median(timed(work, None)[0] for _ in range(10))
         print(f"{name}, one path: " + ", ".join(f"{k} {v:.1f}" for k, v in line.items()), flush=True)
         RESULTS.setdefault("compiled", {})[name] = line
 
@@ -332,16 +322,16 @@ def main():
         start = time.perf_counter()
         try:
             if part == "check":
-                check(arguments.spaces)
+                check()
             elif part == "micro":
-                micro(arguments.spaces, arguments.batch, bandwidth)
+                micro(arguments.batch, bandwidth)
             else:
                 globals()[part](arguments.spaces, arguments.batch)
         except Exception:
             traceback.print_exc()
         torch.cuda.empty_cache()
         print(f"-- {part}: {time.perf_counter() - start:.0f} s", flush=True)
-        (arguments.out / "engine.json").write_text(json.dumps(RESULTS, indent=1))
+        (arguments.out / "engine.json").write_text(json.dumps(RESULTS))
 
 
 if __name__ == "__main__":

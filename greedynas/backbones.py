@@ -125,7 +125,8 @@ def _find(arch: Any, space: str | Space | None) -> tuple[Space, OpPath, dict[str
         found = json.loads(file.read_text(encoding="utf-8"))
         if "class_names" in found:  # the card beside a model.safetensors
             return _of_card(parse_card(json.dumps(found), file), {})
-        path, name, classes, size = (found.get(key) for key in ("path", "space", "num_classes", "image_size"))
+        path = found.get("canonical_path", found.get("path"))  # networks are retrained by their canonical path
+        name, classes, size = (found.get(key) for key in ("space", "num_classes", "image_size"))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise GreedyNASError(f"{file} cannot be read: {error}") from None
     if path is None or not isinstance(name, str):

@@ -29,11 +29,19 @@ class ConvNorm(nn.Module):
         self.activation = ACTIVATIONS[activation](inplace=True) if activation else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
+        x = self._convolve(x)
         if engine.applies(x, self.norm):
             return engine.norm_act(x, self.norm, self.activation)
         x = self.norm(x)
         return x if self.activation is None else self.activation(x)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        # On CPUs with AVX-512 the backward pass of a strided 1x1 convolution over few channels writes out of bounds
+        # (uxlfoundation/oneDNN#6035): take the pixels that it sees first.
+        stride, pointwise = self.conv.stride[0], self.conv.kernel_size == (1, 1)
+        if pointwise and stride > 1 and x.device.type == "cpu" and torch.is_grad_enabled():
+            return F.conv2d(x[:, :, ::stride, ::stride], self.conv.weight)
+        return self.conv(x)
 
 
 class SqueezeExcite(nn.Module):

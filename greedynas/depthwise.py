@@ -16,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import BatchNorm2d
 
 from greedynas.kernels import (
     activate,
@@ -24,9 +23,10 @@ from greedynas.kernels import (
     alignment,
     backward_through,
     launch,
+    partial_moments,
     partial_sums,
-    pivot_of,
     processors,
+    store_moments,
 )
 
 WARPS = 4
@@ -145,7 +145,7 @@ def _emit(ring, ptr, column, width, C, pivot, total, square, T: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N", "H", "W", "OH", "OW", "CA", "tiles", "images"])
 def _forward(
-    x_ptr, norm_ptr, w_ptr, pivot_ptr, y_ptr, part_ptr, N, H, W, OH, OW, CA, tiles, images,
+    x_ptr, norm_ptr, w_ptr, y_ptr, part_ptr, N, H, W, OH, OW, CA, tiles, images,
     ALIGN: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +164,7 @@ def _forward(
     w = _load_filter(w_ptr, c, inside, K)
     scale = affine_row(norm_ptr, 2, C, c, inside) if NORM else 1.0
     shift = affine_row(norm_ptr, 3, C, c, inside) if NORM else 0.0
-    pivot = tl.load(pivot_ptr + c, mask=inside, other=0.0)
+    pivot = tl.zeros((BLOCK,), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
     first = tl.program_id(1) * images
@@ -180,17 +180,19 @@ def _forward(
                 row = _load_row(x_image + after * (W * C) + x_at, column, _width(after, H, W), C, COUNT)
                 ring = _gather(ring, x, w, j, K, S, T, RING)
             if g >= -D_MIN:
+                pivot = tl.where((n == first) & (g == -D_MIN), ring[0], pivot)
                 y_row = y_image + (g + D_MIN) * (OW * C) + y_at
                 total, square = _emit(ring, y_row, out_column, OW, C, pivot, total, square, T)
             ring = ring[T:] + _zeros(T, BLOCK)
         for d in tl.static_range(-D_MIN):
             if d >= -D_MIN - OH:  # an image may have fewer rows than the ring
+                pivot = tl.where((n == first) & (OH + D_MIN + d == 0), ring[d * T], pivot)
                 y_row = y_image + (OH + D_MIN + d) * (OW * C) + y_at
                 total, square = _emit(ring[d * T :], y_row, out_column, OW, C, pivot, total, square, T)
+    count = (tl.minimum(first + images, N) - first) * OH * tl.maximum(tl.minimum(OW - tile * T, T), 1)
     size = tiles * C
-    part = part_ptr + tl.program_id(1) * size + item
-    tl.store(part, total, mask=inside)
-    tl.store(part + tl.num_programs(1) * size, square, mask=inside)
+    at = tl.program_id(1) * size + item
+    store_moments(part_ptr, at, tl.num_programs(1) * size, count.to(tl.float32), pivot, total, square, inside)
 
 
 @triton.jit
@@ -375,18 +377,18 @@ def _split(images: int, items: int, plan: Plan, device: torch.device) -> tuple[i
 
 
 def forward(
-    x: Tensor, w: Tensor, stride: int, norm: BatchNorm2d, before: Tensor | None = None, act: str | None = None
+    x: Tensor, w: Tensor, stride: int, before: Tensor | None = None, act: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The depthwise convolution of act(BatchNorm `before`(x)), x (images, H, W, C), and partial sums for `norm`."""
+    """The depthwise convolution of act(BatchNorm `before`(x)), x (images, H, W, C), and its moments."""
     N, H, W, C = x.shape
     K, OH, OW = w.shape[-1], -(-H // stride), -(-W // stride)
     plan = FORWARD[K, stride]
     tiles, align = triton.cdiv(OW, plan.columns), alignment(C)
     each, parts = _split(N, tiles * C, plan, x.device)
-    y, part = x.new_empty((N, OH, OW, C)), partial_sums(x, parts * tiles, C)
+    y, part = x.new_empty((N, OH, OW, C)), partial_moments(x, parts * tiles, C)
     launch(
         _forward, (triton.cdiv(tiles * C, plan.block), parts),
-        x, norm.weight if before is None else before, w, pivot_of(norm), y, part,
+        x, part if before is None else before, w, y, part,
         N, H, W, OH, OW, C // align, tiles, each,
         align, before is not None, act, K, stride, plan.columns, plan.block, **plan.options,
     )  # fmt: skip

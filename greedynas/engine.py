@@ -120,8 +120,7 @@ class _NormAct(torch.autograd.Function):
         y = _nhwc(y)
         rows = _rows(y)
         ctx.batch = _from_batch(norm)
-        part = kernels.statistics(rows, norm) if ctx.batch else norm.weight[None]
-        vectors = kernels.finish_norm(norm, part, len(rows))
+        vectors = kernels.finish_norm(norm, kernels.statistics(rows) if ctx.batch else norm.weight[None])
         ctx.act = act
         ctx.save_for_backward(y, vectors)
         return _nchw(kernels.normalise(rows, vectors, act=act).view_as(y))
@@ -205,16 +204,14 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     a, norm_a = x, None
     if block.expand is not None:
         w_expand = _matrix(block.expand.conv, x)
-        rows, part = pointwise.forward(_rows(x), w_expand, block.expand.norm)
-        norm_a = kernels.finish_norm(block.expand.norm, part, len(rows))
+        rows, part = pointwise.forward(_rows(x), w_expand)
+        norm_a = kernels.finish_norm(block.expand.norm, part)
         a = rows.view(*x.shape[:3], -1)
         keep.update(a=a, norm_a=norm_a, w_expand=w_expand)
         del rows
     w_depthwise = block.depthwise.conv.weight
-    b, part = depthwise.forward(
-        a, w_depthwise, stride, block.depthwise.norm, norm_a, act if norm_a is not None else None
-    )
-    norm_b = kernels.finish_norm(block.depthwise.norm, part, len(_rows(b)))
+    b, part = depthwise.forward(a, w_depthwise, stride, norm_a, None if norm_a is None else act)
+    norm_b = kernels.finish_norm(block.depthwise.norm, part)
     keep.update(b=b, norm_b=norm_b, w_depthwise=w_depthwise)
     if saved is None:
         keep.clear()
@@ -227,8 +224,8 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
         keep.update(gate=gate, squeezed=squeezed, hidden=hidden, logits=logits)
         keep.update(w_reduce=block.se.reduce.weight, w_excite=block.se.expand.weight)
     w_project = _matrix(block.project.conv, x)
-    d, part = pointwise.forward(_rows(b), w_project, block.project.norm, norm_b, act, gate)
-    norm_d = kernels.finish_norm(block.project.norm, part, len(d))
+    d, part = pointwise.forward(_rows(b), w_project, norm_b, act, gate)
+    norm_d = kernels.finish_norm(block.project.norm, part)
     keep.update(d=d, norm_d=norm_d, w_project=w_project)
     out = kernels.normalise(d, norm_d, _rows(x) if block.residual else None)
     if saved is not None:

@@ -115,7 +115,7 @@ def write_files(
         facts |= {"top1": top1[file], "latency_ms": latency[precision] if file != WEIGHTS else None}
         files.append(facts | ({"agrees": agrees} if file == ONNX["fp32"] else {}))
     left_out = [{"file": ONNX[precision], "why": why} for precision, why in skipped.items()]
-    return {"machine": cpu_name(), "threads": 1, "images": len(test), "files": files, "skipped": left_out}
+    return {**_here(), "threads": 1, "images": len(test), "files": files, "skipped": left_out}
 
 
 def check_agreement(network: nn.Module, model: "onnx.ModelProto", images: ImageSet) -> dict[str, Any]:
@@ -243,14 +243,22 @@ def _check_data(data: Data, card: Card) -> None:
         )
 
 
+def _here() -> dict[str, str]:
+    """What decides whether a precision can be run, and how fast."""
+    import onnxruntime
+
+    return {"machine": cpu_name(), "runtime": f"onnxruntime {onnxruntime.__version__}"}
+
+
 def _finished(home: Path, digest: str) -> dict[str, Any] | None:
-    """An earlier export of the same weights, if all that it says is still there."""
+    """An earlier export of the same weights, if all that it says is still there; what it left out elsewhere may work here."""
     try:
         result = json.loads((home / RECORD).read_text(encoding="utf-8"))
         ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
         card = "safetensors" not in result["formats"] or (home / CARD).is_file()
         files = (_digest(home / entry["file"]) == entry["sha256"] for entry in result["files"])
-        return result if ours and card and all(files) else None
+        here = not result["skipped"] or _here().items() <= result.items()
+        return result if ours and card and here and all(files) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

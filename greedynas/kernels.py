@@ -2,8 +2,8 @@
 """Triton kernels for BatchNorm and activations on NHWC tensors, seen as matrices of (pixels of all images, channels).
 
 Tensors are bf16 (any float type in Triton's interpreter), statistics and sums are float32. Reductions have two stages,
-partial sums of many programs and a sum over these in a fixed order, so results do not depend on timing. Sums of squares
-are taken around a pivot, the running mean, which keeps float32 exact enough where a mean is far from zero.
+those of many programs and one over these in a fixed order, so results do not depend on timing. Variances are pooled as Chan,
+Golub and LeVeque do, from counts, means and sums of squares around them: exact also where a mean is far from zero.
 
 A BatchNorm is four vectors, the rows of `norm`: mean, 1 / standard deviation, scale and shift, with z = y * scale + shift.
 Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b * y + c, the rows of `coef`.
@@ -48,34 +48,64 @@ def affine_row(rows_ptr, row: tl.constexpr, C, c, inside):
 
 
 @triton.jit
-def _total(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The sum of R rows of partial sums."""
+def store_moments(part_ptr, at, size, count, pivot, total, square, mask):
+    """Count, mean and squared deviations, from sums around a pivot."""
+    away = total / count
+    tl.store(part_ptr + at, count + tl.zeros_like(away), mask=mask)
+    tl.store(part_ptr + size + at, pivot + away, mask=mask)
+    tl.store(part_ptr + 2 * size + at, square - total * away, mask=mask)
+
+
+@triton.jit
+def _pooled(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Count, mean and variance of all, from those of R parts."""
+    pivot = tl.load(part_ptr + R * C + c, mask=inside, other=0.0)
+    counts = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for start in range(0, R, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)
-        total += tl.load(part_ptr + r[:, None] * C + c[None, :], mask=(r[:, None] < R) & inside[None, :], other=0.0)
-    return tl.sum(total, 0)
+        r = start + tl.arange(0, BLOCK_R)[:, None]
+        here = (r < R) & inside[None, :]
+        count = tl.load(part_ptr + r * C + c[None, :], mask=here, other=0.0)
+        away = tl.load(part_ptr + (R + r) * C + c[None, :], mask=here, other=0.0) - pivot[None, :]
+        counts += count
+        total += count * away
+        square += count * away * away + tl.load(part_ptr + (2 * R + r) * C + c[None, :], mask=here, other=0.0)
+    count = tl.maximum(tl.sum(counts, 0), 1.0)
+    away = tl.sum(total, 0) / count
+    return count, pivot + away, tl.sum(square, 0) / count - away * away
 
 
-@triton.jit(do_not_specialize=["R", "C", "count"])
+@triton.jit
+def _totals(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Both sums of a gradient, over R rows of partial ones."""
+    first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(0, R, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)[:, None]
+        here = (r < R) & inside[None, :]
+        first += tl.load(part_ptr + r * C + c[None, :], mask=here, other=0.0)
+        second += tl.load(part_ptr + (R + r) * C + c[None, :], mask=here, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit(do_not_specialize=["R", "C"])
 def _finish_norm(
-    part_ptr, pivot_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, tracked_ptr, norm_ptr, R, C, count, momentum, eps,
+    part_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, tracked_ptr, norm_ptr, R, C, momentum, eps,
     BATCH: tl.constexpr, TRACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = c < C
     if BATCH:
-        total = _total(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C) / count
-        square = _total(part_ptr + R * C, R, C, c, inside, BLOCK_R, BLOCK_C) / count
-        mean = tl.load(pivot_ptr + c, mask=inside, other=0.0) + total
-        var = tl.maximum(square - total * total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        count, mean, var = _pooled(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
+        var = tl.maximum(var, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         mean = tl.load(mean_ptr + c, mask=inside, other=0.0)
         var = tl.load(var_ptr + c, mask=inside, other=1.0)
     if TRACK:
         old_mean = tl.load(mean_ptr + c, mask=inside, other=0.0)
         old_var = tl.load(var_ptr + c, mask=inside, other=0.0)
-        unbiased = var * (count / (count - 1.0))
+        unbiased = var * (count / tl.maximum(count - 1.0, 1.0))
         tl.store(mean_ptr + c, old_mean + momentum * (mean - old_mean), mask=inside)
         tl.store(var_ptr + c, old_var + momentum * (unbiased - old_var), mask=inside)
         if tl.program_id(0) == 0:
@@ -99,8 +129,8 @@ def _finish_gradient(
     mean = tl.load(norm_ptr + c, mask=inside, other=0.0)
     inverse = tl.load(norm_ptr + C + c, mask=inside, other=0.0)
     scale = tl.load(norm_ptr + 2 * C + c, mask=inside, other=0.0)
-    total = _total(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
-    product = _total(part_ptr + R * C, R, C, c, inside, BLOCK_R, BLOCK_C) * inverse
+    total, product = _totals(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
+    product *= inverse
     b = -scale * inverse * product / count if BATCH else tl.zeros_like(scale)
     c0 = -scale * total / count - b * mean if BATCH else tl.zeros_like(scale)
     tl.store(gamma_grad_ptr + c, product, mask=inside)
@@ -111,22 +141,24 @@ def _finish_gradient(
 
 
 @triton.jit(do_not_specialize=["M", "CA"])
-def _statistics(y_ptr, pivot_ptr, part_ptr, M, CA, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def _statistics(y_ptr, part_ptr, M, CA, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     C = CA * ALIGN
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    pivot = tl.load(pivot_ptr + c, mask=c < C, other=0.0)[None, :]
+    first = tl.program_id(1).to(tl.int64) * BLOCK_R
+    pivot = tl.load(y_ptr + first * C + c, mask=c < C, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    count = 0.0
     for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
         r = tl.arange(0, BLOCK_R)[:, None]
         inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
-        y = tl.load(y_ptr + tl.cast(tile, tl.int64) * BLOCK_R * C + r * C + c[None, :], mask=inside, other=0.0)
-        y = tl.where(inside, y.to(tl.float32) - pivot, 0.0)
+        y = tl.load(y_ptr + tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :]), mask=inside, other=0.0)
+        y = tl.where(inside, y.to(tl.float32) - pivot[None, :], 0.0)
         total += y
         square += y * y
-    part = part_ptr + tl.program_id(1) * C + c
-    tl.store(part, tl.sum(total, 0), mask=c < C)
-    tl.store(part + tl.num_programs(1) * C, tl.sum(square, 0), mask=c < C)
+        count += tl.minimum(M - tile * BLOCK_R, BLOCK_R)
+    at = tl.program_id(1) * C + c
+    store_moments(part_ptr, at, tl.num_programs(1) * C, count, pivot, tl.sum(total, 0), tl.sum(square, 0), c < C)
 
 
 @triton.jit(do_not_specialize=["M", "CA"])
@@ -277,6 +309,11 @@ def columns(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels)) if channels <= 128 else 64
 
 
+def partial_moments(y: Tensor, rows: int, width: int) -> Tensor:
+    """Room for count, mean and squared deviations of every channel by every program."""
+    return torch.empty((3, rows, width), dtype=torch.float32, device=y.device)
+
+
 def partial_sums(y: Tensor, rows: int, width: int) -> Tensor:
     """Room for two sums of every channel by every program."""
     return torch.empty((2, rows, width), dtype=torch.float32, device=y.device)
@@ -287,39 +324,31 @@ def _row_programs(y: Tensor, block_r: int, block_c: int) -> int:
     return max(1, min(triton.cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
 
 
-def pivot_of(norm: BatchNorm2d) -> Tensor:
-    """Around what squares are summed."""
-    return norm.running_mean if norm.running_mean is not None else torch.zeros_like(norm.weight)
-
-
-def statistics(y: Tensor, norm: BatchNorm2d) -> Tensor:
-    """Partial sums of y and of its squares around the pivot."""
+def statistics(y: Tensor) -> Tensor:
+    """Moments of parts of y, for `finish_norm`."""
     M, C = y.shape
-    block_c = columns(C)
+    block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
     programs = _row_programs(y, block_r, block_c)
-    part, align = partial_sums(y, programs, C), alignment(C)
-    grid = (triton.cdiv(C, block_c), programs)
-    launch(_statistics, grid, y, pivot_of(norm), part, M, C // align, align, block_r, block_c)
+    part = partial_moments(y, programs, C)
+    launch(_statistics, (triton.cdiv(C, block_c), programs), y, part, M, C // align, align, block_r, block_c)
     return part
 
 
-def finish_norm(norm: BatchNorm2d, part: Tensor, count: int) -> Tensor:
-    """From partial sums over `count` values a channel to mean, 1/std, scale and shift, as `norm` is set up: statistics
-    of the batch or running ones; the running ones are kept up exactly as BatchNorm2d does."""
+def finish_norm(norm: BatchNorm2d, part: Tensor) -> Tensor:
+    """From the moments of parts to mean, 1/std, scale and shift, as `norm` is set up: statistics of the batch or running
+    ones; the running ones are kept up exactly as BatchNorm2d does."""
     batch = norm.training or norm.running_mean is None
     track = norm.training and norm.track_running_stats and norm.running_mean is not None
     C = norm.num_features
     out = torch.empty((4, C), dtype=torch.float32, device=norm.weight.device)
     some: Any = norm.weight
     launch(
-        _finish_norm, (triton.cdiv(C, 8),),
-        part, pivot_of(norm), norm.weight, norm.bias,
+        _finish_norm, (triton.cdiv(C, 8),), part, norm.weight, norm.bias,
         norm.running_mean if norm.running_mean is not None else some,
         norm.running_var if norm.running_var is not None else some,
         norm.num_batches_tracked if track else some,
-        out, part.shape[1], C, float(count), float(norm.momentum or 0.0), norm.eps,
-        batch, track, 512, 8,
+        out, part.shape[1], C, float(norm.momentum or 0.0), norm.eps, batch, track, 512, 8, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -330,20 +359,9 @@ def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tupl
     coef = torch.empty((3, C), dtype=torch.float32, device=norm.device)
     gamma, beta = torch.empty_like(coef[0]), torch.empty_like(coef[0])
     launch(
-        _finish_gradient,
-        (triton.cdiv(C, 8),),
-        part,
-        norm,
-        coef,
-        gamma,
-        beta,
-        part.shape[1],
-        C,
-        float(count),
-        batch,
-        512,
-        8,
-    )
+        _finish_gradient, (triton.cdiv(C, 8),), part, norm, coef, gamma, beta,
+        part.shape[1], C, float(count), batch, 512, 8, num_warps=8,
+    )  # fmt: skip
     return coef, gamma, beta
 
 

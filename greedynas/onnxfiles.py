@@ -36,7 +36,11 @@ Floats = NDArray[np.float32]
 def make_onnx(network: nn.Module, card: Card) -> "onnx.ModelProto":
     """The network in fp32 for any number of images, BatchNorm folded into the convolutions; `network` is in eval mode."""
     image = torch.zeros(2, card.image_channels, card.image_size, card.image_size)
-    model = describe(export_onnx(network, image, dynamic_batch=True), card)
+    try:
+        model = describe(export_onnx(network, image, dynamic_batch=True), card)
+    except torch.onnx.OnnxExporterError as error:  # some of timm's models
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise GreedyNASError(f"PyTorch cannot export {card.name} to ONNX: {reason:.200}") from None
     check_onnx(model, f"{card.name} in ONNX")
     return model
 

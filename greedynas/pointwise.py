@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import BatchNorm2d
 
 from greedynas.kernels import (
     activate,
@@ -19,9 +18,10 @@ from greedynas.kernels import (
     alignment,
     backward_through,
     launch,
+    partial_moments,
     partial_sums,
-    pivot_of,
     processors,
+    store_moments,
 )
 
 
@@ -73,7 +73,7 @@ def _gradient(g_ptr, y_ptr, coef_ptr, r, c, rows, C):
 
 @triton.jit(do_not_specialize=["M", "KA", "NA", "pixels"])
 def _forward(
-    x_ptr, norm_ptr, gate_ptr, w_ptr, pivot_ptr, y_ptr, part_ptr, M, KA, NA, pixels,
+    x_ptr, norm_ptr, gate_ptr, w_ptr, y_ptr, part_ptr, M, KA, NA, pixels,
     ALIGN: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, ACT: tl.constexpr, ONE_STEP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +82,8 @@ def _forward(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     r = tl.arange(0, BM)
-    pivot = tl.load(pivot_ptr + n, mask=n < N, other=0.0)
+    pivot = tl.zeros((BN,), tl.float32)
+    count = 0.0
     total = tl.zeros((8 * WARPS, BN), tl.float32)
     square = tl.zeros((8 * WARPS, BN), tl.float32)
     if ONE_STEP:
@@ -104,14 +105,16 @@ def _forward(
                 acc = tl.dot(x, w, acc)
         inside = (r[:, None] < rows) & (n[None, :] < N)
         tl.store(y_ptr + first * N + (r[:, None] * N + n[None, :]), acc.to(y_ptr.dtype.element_ty), mask=inside)
+        if tile == tl.program_id(1):
+            pivot = tl.sum(tl.where(r[:, None] < rows, acc, 0.0), 0) / tl.minimum(rows, BM)
+        count += tl.minimum(rows, BM)
         y = acc - pivot[None, :]
         if rows < BM:
             y = tl.where(r[:, None] < rows, y, 0.0)
         total += _fold_rows(y, BM, BN, WARPS)
         square += _fold_rows(y * y, BM, BN, WARPS)
-    part = part_ptr + tl.program_id(1) * N + n
-    tl.store(part, tl.sum(total, 0), mask=n < N)
-    tl.store(part + tl.num_programs(1) * N, tl.sum(square, 0), mask=n < N)
+    at = tl.program_id(1) * N + n
+    store_moments(part_ptr, at, tl.num_programs(1) * N, count, pivot, tl.sum(total, 0), tl.sum(square, 0), n < N)
 
 
 @triton.jit(do_not_specialize=["M", "KA", "NA"])
@@ -219,11 +222,11 @@ class Tile:
 
 
 def tile_of(job: str, K: int, N: int) -> Tile:
-    """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm"; measured on an H200."""
+    """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm". Among a handful, the best on an H200."""
     columns = max(16, triton.next_power_of_2(N)) if N <= 64 else 64
     depth = min(max(16, triton.next_power_of_2(K)), 64)
-    rows, registers = {"forward norm": (128, 168), "gradient norm": (64, 168)}.get(job, (64, 128))
-    return Tile(rows, columns, depth, one_step=depth >= K, registers=registers)
+    rows = 128 if job == "forward norm" and columns <= 32 else 64
+    return Tile(rows, columns, depth, one_step=depth >= K, registers=168 if "norm" in job else 128)
 
 
 def weight_tile(wide: int, narrow: int) -> Tile:
@@ -232,16 +235,15 @@ def weight_tile(wide: int, narrow: int) -> Tile:
 
 
 def forward(
-    x: Tensor, w: Tensor, norm: BatchNorm2d, before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y = f(x) @ w.T and partial sums for `norm`, which follows. f: BatchNorm `before`, act and gate (images, K)."""
+    x: Tensor, w: Tensor, before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y = f(x) @ w.T and its moments, for the BatchNorm that follows. f: BatchNorm `before`, act and gate (images, K)."""
     (M, K), N = x.shape, w.shape[0]
     tile = tile_of("forward" if before is None else "forward norm", K, N)
     grid, align = tile.programs(M, N, x.device), alignment(K, N)
-    y, part = x.new_empty((M, N)), partial_sums(x, grid[1], N)
+    y, part = x.new_empty((M, N)), partial_moments(x, grid[1], N)
     launch(
-        _forward, grid,
-        x, norm.weight if before is None else before, x if gate is None else gate, w, pivot_of(norm), y, part,
+        _forward, grid, x, part if before is None else before, x if gate is None else gate, w, y, part,
         M, K // align, N // align, 1 if gate is None else M // gate.shape[0],
         align, before is not None, gate is not None, act, tile.one_step, tile.rows, tile.columns, tile.depth, tile.warps,
         **tile.options,

@@ -157,7 +157,7 @@ def show_predictions(predictions: Iterable[Prediction], console: Console) -> Non
             continue
         table = Table.grid(padding=(0, 1))
         for name, probability in prediction.classes:
-            bar = ProgressBar(total=1.0, completed=probability, width=24)
+            bar = ProgressBar(total=1.0, completed=probability, width=24, complete_style="cyan", finished_style="cyan")
             table.add_row("", Text(f"{probability:7.2%}"), bar, Text(printable(name)))
         console.print(Group(title, table))
 

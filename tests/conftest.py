@@ -3,6 +3,8 @@ import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as cli.py does, before torch is loaded
+
 import pytest
 import torch
 from hypothesis import settings

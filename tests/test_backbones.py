@@ -226,6 +226,16 @@ def test_timms_own_loader_reads_the_exported_weights(folder):
     assert same(network, expected, images)
 
 
+def test_an_arch_json_means_the_network_that_is_retrained(tmp_path):
+    """The canonical path, whose blocks may lie in other stages than those of the evaluated one."""
+    stem = [Fixed(op="CONV_K3", channels=8, stride=2)]
+    space = Space(name="flat", ops=["ID", "MB3_K3"], stem=stem, stages=[Stage(channels=8), Stage(channels=8)])
+    write_json(tmp_path / "arch.json", {"space": "flat", "path": [0, 1], "canonical_path": [1, 0]})
+    network = timm.create_model("greedynas", arch=tmp_path / "arch.json", space=space)
+    assert set(network.state_dict()) == set(build_network([1, 0], space).state_dict())
+    assert set(network.state_dict()) != set(build_network([0, 1], space).state_dict())
+
+
 def test_other_classes_and_channels_keep_the_other_weights(folder):
     from greedynas import load_network
 

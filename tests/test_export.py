@@ -190,6 +190,16 @@ def test_onnx_runtime_and_pytorch_agree(fashion, space):
         assert torch.equal(found.argmax(1)[sure], expected.argmax(1)[sure])
 
 
+def test_a_network_that_cannot_be_exported():
+    class Undecided(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x  # depends on the values: no graph can be traced
+
+    with pytest.raises(GreedyNASError, match="PyTorch cannot export best to ONNX") as error:
+        make_onnx(Undecided().eval(), make_card())
+    assert "\n" not in str(error.value)
+
+
 def with_classifier(file, scale):
     """The model of a file with other weights of its classifier."""
     model = onnx.load(file)
@@ -299,6 +309,10 @@ def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
     assert [entry["file"] for entry in result["files"]] == ["model.onnx", "model.fp16.onnx", "model.safetensors"]
     assert not (run / "models" / "best" / "model.int8.onnx").exists()
     assert "model.int8.onnx is left out" in (run / "log.txt").read_text()
+    # It is tried again where it may work: on another machine, in another version.
+    assert export._finished(run / "models" / "best", result["weights"]) == result
+    write_json(run / "models" / "best" / "export.json", {**result, "machine": "another"})
+    assert export._finished(run / "models" / "best", result["weights"]) is None
     console = Console(file=io.StringIO(), width=140)
     report_export(result, run, console)
     assert "left out: model.int8.onnx (no instruction for this)" in console.file.getvalue()

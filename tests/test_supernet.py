@@ -1,4 +1,6 @@
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -148,3 +150,16 @@ def test_known_networks_run(name):
         logits = network(torch.randn(8, 3, 64, 64))
     assert logits.shape == (8, 10)
     assert 1e-3 < logits.std() < 10  # with BatchNorm at work, signals neither vanish nor explode at initialisation
+
+
+def test_strided_identities_over_few_channels_keep_to_their_memory():
+    """PyTorch's own strided 1x1 convolution writes out of bounds here (uxlfoundation/oneDNN#6035), on some CPUs."""
+    code = (
+        "import torch; from greedynas.blocks import ConvNorm\n"
+        "block = ConvNorm(8, 16, stride=2).to(memory_format=torch.channels_last)\n"
+        "x = torch.randn(64, 8, 96, 96).to(memory_format=torch.channels_last).requires_grad_()\n"
+        "for _ in range(5): block(x).square().sum().backward()\n"
+        "torch.testing.assert_close(block.conv(x), torch.nn.functional.conv2d(x[:, :, ::2, ::2], block.conv.weight))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
