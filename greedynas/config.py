@@ -158,6 +158,7 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 on a GPU
+    engine: Literal["auto", "off"] = "auto"  # off: plain PyTorch on a GPU too
     eval_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of evaluation; auto: bf16 on a GPU, or a CPU that has it
     expect: Expectation | None = None
     asked: Asked | None = None

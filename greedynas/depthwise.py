@@ -11,23 +11,15 @@ kh = j + P - S * d: a fixed pattern over groups g of S input rows, with d from D
 """
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from greedynas.kernels import (
-    activate,
-    affine_row,
-    alignment,
-    backward_through,
-    launch,
-    partial_moments,
-    partial_sums,
-    processors,
-    store_moments,
-)
+from greedynas.kernels import activate, affine_row, backward_through, store_moments
+from greedynas.launching import alignment, cdiv, launch, partial_moments, partial_sums, processors
 
 WARPS = 4
 
@@ -45,7 +37,7 @@ class Plan:
     def block(self) -> int:
         return 32 * WARPS * self.channels
 
-    @property
+    @cached_property
     def options(self) -> dict[str, int]:
         return {"num_warps": WARPS, "num_stages": 1} | ({"maxnreg": self.registers} if self.registers else {})
 
@@ -66,6 +58,13 @@ BACKWARD = {
     5: (Plan(registers=168),),
     7: (Plan(registers=168), Plan(registers=168)),
 }
+
+
+@triton.jit
+def _place(item, near, tiles):
+    """Channel and tile of columns. Neighbouring threads have the same `near` channels of neighbouring tiles, whose inputs
+    overlap: what one of them loads is in the cache for the other."""
+    return item // (near * tiles) * near + item % near, item // near % tiles
 
 
 @triton.jit
@@ -124,7 +123,7 @@ def _gather(ring, x, w, J: tl.constexpr, K: tl.constexpr, S: tl.constexpr, T: tl
     for d in tl.static_range(RING):
         for o in tl.static_range(T):
             y = ring[d * T + o]
-            if 0 <= J + K // 2 - S * (d - K // 2 // S) and J + K // 2 - S * (d - K // 2 // S) < K:
+            if J + K // 2 - S * (d - K // 2 // S) >= 0 and J + K // 2 - S * (d - K // 2 // S) < K:
                 for kw in tl.static_range(K):
                     y += x[S * o + kw] * w[(J + K // 2 - S * (d - K // 2 // S)) * K + kw]
             out = out + (y,)
@@ -143,9 +142,9 @@ def _emit(ring, ptr, column, width, C, pivot, total, square, T: tl.constexpr):
     return total, square
 
 
-@triton.jit(do_not_specialize=["N", "H", "W", "OH", "OW", "CA", "tiles", "images"])
+@triton.jit(do_not_specialize=["N", "H", "W", "OH", "OW", "CA", "tiles", "near", "images"])
 def _forward(
-    x_ptr, norm_ptr, w_ptr, y_ptr, part_ptr, N, H, W, OH, OW, CA, tiles, images,
+    x_ptr, norm_ptr, w_ptr, y_ptr, part_ptr, N, H, W, OH, OW, CA, tiles, near, images,
     ALIGN: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -154,9 +153,8 @@ def _forward(
     RING: tl.constexpr = (S - 1 + P) // S - D_MIN + 1
     COUNT: tl.constexpr = S * (T - 1) + K
     C = CA * ALIGN
-    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, tile = item % C, item // C
-    inside = tile < tiles
+    c, tile = _place(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), near * ALIGN, tiles)
+    inside = c < C
     column = tl.where(inside, tile * (T * S) - P, -(1 << 20))  # far outside: nothing is loaded
     out_column = tl.where(inside, tile * T, 1 << 20)
     x_at = column * C + c
@@ -191,7 +189,7 @@ def _forward(
                 total, square = _emit(ring[d * T :], y_row, out_column, OW, C, pivot, total, square, T)
     count = (tl.minimum(first + images, N) - first) * OH * tl.maximum(tl.minimum(OW - tile * T, T), 1)
     size = tiles * C
-    at = tl.program_id(1) * size + item
+    at = tl.program_id(1) * size + tile * C + c
     store_moments(part_ptr, at, tl.num_programs(1) * size, count.to(tl.float32), pivot, total, square, inside)
 
 
@@ -214,7 +212,7 @@ def _gather_back(ring, g, w, K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, 
             for t in tl.static_range(T):
                 x = ring[(q * S + j) * T + t]
                 if (
-                    0 <= j + K // 2 - S * ((S - 1 + K // 2) // S - q)
+                    j + K // 2 - S * ((S - 1 + K // 2) // S - q) >= 0
                     and j + K // 2 - S * ((S - 1 + K // 2) // S - q) < K
                 ):
                     for kw in tl.static_range(K):
@@ -277,9 +275,9 @@ def _emit_back(ring, x, out_image, row, at, H, W, C, column, scale, shift, mean,
     return total, product
 
 
-@triton.jit(do_not_specialize=["N", "H", "W", "OH", "OW", "CA", "tiles", "images"])
+@triton.jit(do_not_specialize=["N", "H", "W", "OH", "OW", "CA", "tiles", "near", "images"])
 def _backward(
-    g_ptr, y_ptr, coef_ptr, x_ptr, norm_ptr, w_ptr, out_ptr, part_ptr, sums_ptr, N, H, W, OH, OW, CA, tiles, images,
+    g_ptr, y_ptr, coef_ptr, x_ptr, norm_ptr, w_ptr, out_ptr, part_ptr, sums_ptr, N, H, W, OH, OW, CA, tiles, near, images,
     ALIGN: tl.constexpr, INPUT: tl.constexpr, WEIGHT: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -291,9 +289,8 @@ def _backward(
     RING: tl.constexpr = D_MAX - D_MIN + 1
     COUNT: tl.constexpr = (T - 1 + P) // S - D_MIN + 1
     C = CA * ALIGN
-    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, tile = item % C, item // C
-    inside = tile < tiles
+    c, tile = _place(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), near * ALIGN, tiles)
+    inside = c < C
     column = tl.where(inside, tile * T, -(1 << 20))
     g_column = tl.where(inside, tile * (T // S) + D_MIN, -(1 << 20))
     at = tile * (T * C) + c
@@ -360,20 +357,27 @@ def _backward(
                 )  # fmt: skip
     size = tiles * C
     if INPUT and NORM:
-        part = part_ptr + tl.program_id(1) * size + item
+        part = part_ptr + tl.program_id(1) * size + tile * C + c
         tl.store(part, total, mask=inside)
         tl.store(part + tl.num_programs(1) * size, product, mask=inside)
     if WEIGHT:
         for i in tl.static_range(K * K):
             tap = sums_ptr + (tl.program_id(1) * (K * K) + i).to(tl.int64) * size
-            tl.store(tap + item, sums[i], mask=inside)
+            tl.store(tap + tile * C + c, sums[i], mask=inside)
+
+
+@cache
+def _near(channels: int, align: int) -> int:
+    """The largest part, up to 64, into which the channels can be cut evenly."""
+    part = max((size for size in range(align, 65, align) if channels % size == 0), default=0)
+    return part if part >= 16 else channels
 
 
 def _split(images: int, items: int, plan: Plan, device: torch.device) -> tuple[int, int]:
     """Images of one program and parts of the batch, for about as many programs as planned."""
-    wanted = plan.programs * processors(device) // triton.cdiv(items, plan.block)
-    each = triton.cdiv(images, max(1, min(images, wanted)))
-    return each, triton.cdiv(images, each)
+    wanted = plan.programs * processors(device) // cdiv(items, plan.block)
+    each = cdiv(images, max(1, min(images, wanted)))
+    return each, cdiv(images, each)
 
 
 def forward(
@@ -383,13 +387,13 @@ def forward(
     N, H, W, C = x.shape
     K, OH, OW = w.shape[-1], -(-H // stride), -(-W // stride)
     plan = FORWARD[K, stride]
-    tiles, align = triton.cdiv(OW, plan.columns), alignment(C)
+    tiles, align = cdiv(OW, plan.columns), alignment(C)
     each, parts = _split(N, tiles * C, plan, x.device)
     y, part = x.new_empty((N, OH, OW, C)), partial_moments(x, parts * tiles, C)
     launch(
-        _forward, (triton.cdiv(tiles * C, plan.block), parts),
+        _forward, (cdiv(tiles * C, plan.block), parts),
         x, part if before is None else before, w, y, part,
-        N, H, W, OH, OW, C // align, tiles, each,
+        N, H, W, OH, OW, C // align, tiles, _near(C, align) // align, each,
         align, before is not None, act, K, stride, plan.columns, plan.block, **plan.options,
     )  # fmt: skip
     return y, part
@@ -406,7 +410,7 @@ def backward(
     else:
         out, part, _ = _gradients(plans[0], True, False, g, y, coef, x, w, stride, before, act)
         _, _, sums = _gradients(plans[1], False, True, g, y, coef, x, w, stride, before, act)
-    return out, part, sums.sum((0, 2)).t().reshape(w.shape)
+    return out, part, sums.sum((0, 2)).t().contiguous().view(w.shape)
 
 
 def _gradients(
@@ -415,15 +419,15 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     N, H, W, C = x.shape
     K, (_, OH, OW, _) = w.shape[-1], g.shape
-    tiles, align = triton.cdiv(W, plan.columns), alignment(C)
+    tiles, align = cdiv(W, plan.columns), alignment(C)
     each, parts = _split(N, tiles * C, plan, x.device)
     out = torch.empty_like(x) if of_input else x
     part = partial_sums(x, parts * tiles, C) if of_input and before is not None else coef
     sums = torch.empty((parts, K * K, tiles, C), dtype=torch.float32, device=x.device) if of_weight else coef
     launch(
-        _backward, (triton.cdiv(tiles * C, plan.block), parts),
+        _backward, (cdiv(tiles * C, plan.block), parts),
         g, y, coef, x, coef if before is None else before, w, out, part, sums,
-        N, H, W, OH, OW, C // align, tiles, each,
+        N, H, W, OH, OW, C // align, tiles, _near(C, align) // align, each,
         align, of_input, of_weight, before is not None, act, K, stride, plan.columns, plan.block, **plan.options,
     )  # fmt: skip
     return out, part, sums

@@ -23,7 +23,7 @@ STYLE = """
 def op_colour(name: str) -> str:
     """Fill colour of an op: its kernel's hue, lighter for small expansions."""
     op = parse_op(name)
-    if op.family == "ID":
+    if op.family == "ID" or op.kernel == 1:
         return KERNEL_COLOURS[1]
     hue = OTHER_COLOUR if op.family == "XCEPTION" else KERNEL_COLOURS.get(op.kernel, OTHER_COLOUR)
     return hue if _strong(op) else _lighter(hue)
@@ -82,7 +82,8 @@ def _box(name: str, layer: Layer, top: int) -> str:
 
 
 def _strong(op: Op) -> bool:
-    return op.family != "ID" and (op.family != "MB" or op.expansion >= 4)
+    """Whether the box is dark enough for white letters: that of a kernel of 1 is grey."""
+    return op.family != "ID" and op.kernel > 1 and (op.family != "MB" or op.expansion >= 4)
 
 
 def _lighter(colour: str) -> str:

@@ -32,6 +32,10 @@ def use(mode: Mode) -> None:
     _mode = mode
 
 
+def mode() -> Mode:
+    return _mode
+
+
 @contextmanager
 def using(mode: Mode) -> Iterator[None]:
     before = _mode
@@ -54,8 +58,13 @@ def applies(x: Tensor, *norms: nn.BatchNorm2d) -> bool:
 
 def takes(block: Any, x: Tensor) -> bool:
     """Whether the engine runs this MBConv block as a whole."""
-    conv, norms = block.depthwise.conv, [part.norm for part in (block.expand, block.depthwise, block.project) if part]
-    if not applies(x, *norms) or (conv.kernel_size[0], conv.stride[0]) not in SHAPES:
+    parts, conv = (
+        [part for part in (block.expand, block.depthwise, block.project) if part is not None],
+        block.depthwise.conv,
+    )
+    if not applies(x, *[part.norm for part in parts]) or (conv.kernel_size[0], conv.stride[0]) not in SHAPES:
+        return False
+    if not all(part.conv.weight.is_contiguous() for part in parts):
         return False
     return x.shape[0] * -(-x.shape[2] // 2) * -(-x.shape[3] // 2) > 1  # one value a channel has no variance
 
@@ -106,6 +115,11 @@ def _nchw(x: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
+
+
+def _like(grad: Tensor, weight: Tensor) -> Tensor:
+    """A weight's gradient in the very layout of the weight: then neither autograd nor the optimizer has to copy it."""
+    return grad.as_strided(weight.shape, weight.stride())
 
 
 def _from_batch(norm: nn.BatchNorm2d) -> bool:
@@ -163,6 +177,7 @@ class _MBConv(torch.autograd.Function):
         part = kernels.gradient_sums(g, d, saved["norm_d"])
         coef, d_weight, d_bias = kernels.finish_gradient(saved["norm_d"], part, len(d), ctx.batch[2])
         project = pointwise.weight_gradient(g, d, coef, _rows(b), saved["norm_b"], act, gate)
+        project = _like(project, saved["project"])
         se: tuple[Tensor, ...] = ()
         if gate is None:
             gb, part = pointwise.input_gradient(
@@ -181,17 +196,18 @@ class _MBConv(torch.autograd.Function):
         ga, part, depth = depthwise.backward(
             gb.view_as(b), b, coef, a, saved["w_depthwise"], ctx.stride, norm_a, None if norm_a is None else act
         )
+        depth = _like(depth, saved["w_depthwise"])
         if norm_a is None:
             dx = ga + g.view_as(ga) if ctx.residual else ga
-            return _nchw(dx), None, depth, b_weight, b_bias, project[:, :, None, None], d_weight, d_bias, *se
+            return _nchw(dx), None, depth, b_weight, b_bias, project, d_weight, d_bias, *se
         coef, a_weight, a_bias = kernels.finish_gradient(norm_a, part, len(_rows(a)), ctx.batch[0])
-        expand = pointwise.weight_gradient(_rows(ga), _rows(a), coef, _rows(x))
+        expand = _like(pointwise.weight_gradient(_rows(ga), _rows(a), coef, _rows(x)), saved["expand"])
         dx, _ = pointwise.input_gradient(
             _rows(ga), _rows(a), coef, saved["w_expand"], add=g if ctx.residual else None
         )  # fmt: skip
         return (
-            _nchw(dx.view_as(x)), None, expand[:, :, None, None], a_weight, a_bias, depth, b_weight, b_bias,
-            project[:, :, None, None], d_weight, d_bias, *se,
+            _nchw(dx.view_as(x)), None, expand, a_weight, a_bias, depth, b_weight, b_bias,
+            project, d_weight, d_bias, *se,
         )  # fmt: skip
 
 
@@ -207,7 +223,7 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
         rows, part = pointwise.forward(_rows(x), w_expand)
         norm_a = kernels.finish_norm(block.expand.norm, part)
         a = rows.view(*x.shape[:3], -1)
-        keep.update(a=a, norm_a=norm_a, w_expand=w_expand)
+        keep.update(a=a, norm_a=norm_a, w_expand=w_expand, expand=block.expand.conv.weight)
         del rows
     w_depthwise = block.depthwise.conv.weight
     b, part = depthwise.forward(a, w_depthwise, stride, norm_a, None if norm_a is None else act)
@@ -226,7 +242,7 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     w_project = _matrix(block.project.conv, x)
     d, part = pointwise.forward(_rows(b), w_project, norm_b, act, gate)
     norm_d = kernels.finish_norm(block.project.norm, part)
-    keep.update(d=d, norm_d=norm_d, w_project=w_project)
+    keep.update(d=d, norm_d=norm_d, w_project=w_project, project=block.project.conv.weight)
     out = kernels.normalise(d, norm_d, _rows(x) if block.residual else None)
     if saved is not None:
         saved.update(keep)
@@ -253,9 +269,9 @@ def _excite_gradient(grad: Tensor, saved: dict[str, Tensor]) -> tuple[Tensor, ..
         inner = torch.ops.aten.hardswish_backward(logits @ w_excite.flatten(1), hidden)
         return (
             inner @ w_reduce.flatten(1),
-            (inner.t() @ saved["squeezed"]).view_as(w_reduce),
+            _like(inner.t() @ saved["squeezed"], w_reduce),
             inner.sum(0),
-            (logits.t() @ nn.functional.hardswish(hidden)).view_as(w_excite),
+            _like(logits.t() @ nn.functional.hardswish(hidden), w_excite),
             logits.sum(0),
         )
 
@@ -300,9 +316,9 @@ def _compiling() -> Iterator[None]:
     """Kernels are compiled in the background instead of being run; at the end all are ready."""
     import triton
 
-    from greedynas import kernels
+    from greedynas.launching import Dry
 
-    kernels.Dry.on = True
+    Dry.on = True
     try:
         # The mode belongs to this thread, so the backward pass has to stay in it.
         with (
@@ -312,4 +328,4 @@ def _compiling() -> Iterator[None]:
         ):
             yield
     finally:
-        kernels.Dry.on = False
+        Dry.on = False

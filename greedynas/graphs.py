@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import engine
 from greedynas.config import TrainSettings
 from greedynas.evaluation import BNMode, autocast, bn_mode, full_precision, run_block
 from greedynas.paths import OpPath
@@ -22,6 +23,10 @@ from greedynas.supernet import Supernet
 SMALL = 64  # pixels; larger images keep the GPU busy by themselves
 FEW_PATHS = 8  # fewer are evaluated before they are recorded
 WARM_UPS = 2  # before recording: libraries choose their algorithms and take their workspaces on the first calls
+
+
+def worth_recording(images: Tensor) -> bool:
+    return images.device.type == "cuda" and images.shape[-1] <= SMALL and engine.mode() != "off"
 
 
 class Replay:
@@ -292,7 +297,7 @@ def recorded_evaluation(
     precision: str,
 ) -> GraphedEvaluation | None:
     """The recording for chunks of this shape; None where replaying does not pay."""
-    if images.device.type != "cuda" or images.shape[-1] > SMALL:
+    if not worth_recording(images):
         return None
     weights = next(net.parameters()).data_ptr()  # a net that moved is recorded anew
     key = (images.shape, None if calibration is None else calibration.shape, bn, precision, weights)

@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import BatchNorm2d
 
+from greedynas.launching import alignment, cdiv, launch, partial_moments, partial_sums, power_of_two, processors
+
 MEAN, INVERSE, SCALE, SHIFT = range(4)
 
 
@@ -280,48 +282,14 @@ def _gate_gradient(
 # Launchers. Matrices are (M, C); a tensor that a kernel does not read is any pointer.
 
 
-class Dry:
-    """While `on`, kernels are compiled, not run."""
-
-    on = False
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run a kernel. Products and sums may fuse, whatever Triton's default is."""
-    if Dry.on:
-        kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **options)
-    else:
-        kernel[grid](*args, enable_fp_fusion=True, **options)
-
-
-def alignment(*channels: int) -> int:
-    """The largest power of two up to 8 that divides every width: Triton then knows that 16-byte accesses are aligned."""
-    return next(size for size in (8, 4, 2, 1) if all(width % size == 0 for width in channels))
-
-
-def processors(device: torch.device) -> int:
-    """Multiprocessors, the unit in which grids are sized."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
 def columns(channels: int) -> int:
     """Channels of one program: all of them up to 128, else in pieces of 64."""
-    return max(16, triton.next_power_of_2(channels)) if channels <= 128 else 64
-
-
-def partial_moments(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for count, mean and squared deviations of every channel by every program."""
-    return torch.empty((3, rows, width), dtype=torch.float32, device=y.device)
-
-
-def partial_sums(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for two sums of every channel by every program."""
-    return torch.empty((2, rows, width), dtype=torch.float32, device=y.device)
+    return power_of_two(channels) if channels <= 128 else 64
 
 
 def _row_programs(y: Tensor, block_r: int, block_c: int) -> int:
-    per_row = triton.cdiv(y.shape[1], block_c)
-    return max(1, min(triton.cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
+    per_row = cdiv(y.shape[1], block_c)
+    return max(1, min(cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
 
 
 def statistics(y: Tensor) -> Tensor:
@@ -331,7 +299,7 @@ def statistics(y: Tensor) -> Tensor:
     block_r = 2048 // block_c
     programs = _row_programs(y, block_r, block_c)
     part = partial_moments(y, programs, C)
-    launch(_statistics, (triton.cdiv(C, block_c), programs), y, part, M, C // align, align, block_r, block_c)
+    launch(_statistics, (cdiv(C, block_c), programs), y, part, M, C // align, align, block_r, block_c)
     return part
 
 
@@ -344,7 +312,7 @@ def finish_norm(norm: BatchNorm2d, part: Tensor) -> Tensor:
     out = torch.empty((4, C), dtype=torch.float32, device=norm.weight.device)
     some: Any = norm.weight
     launch(
-        _finish_norm, (triton.cdiv(C, 8),), part, norm.weight, norm.bias,
+        _finish_norm, (cdiv(C, 8),), part, norm.weight, norm.bias,
         norm.running_mean if norm.running_mean is not None else some,
         norm.running_var if norm.running_var is not None else some,
         norm.num_batches_tracked if track else some,
@@ -359,7 +327,7 @@ def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tupl
     coef = torch.empty((3, C), dtype=torch.float32, device=norm.device)
     gamma, beta = torch.empty_like(coef[0]), torch.empty_like(coef[0])
     launch(
-        _finish_gradient, (triton.cdiv(C, 8),), part, norm, coef, gamma, beta,
+        _finish_gradient, (cdiv(C, 8),), part, norm, coef, gamma, beta,
         part.shape[1], C, float(count), batch, 512, 8, num_warps=8,
     )  # fmt: skip
     return coef, gamma, beta
@@ -370,7 +338,7 @@ def normalise(y: Tensor, norm: Tensor, residual: Tensor | None = None, act: str 
     M, C = y.shape
     block_c, align = columns(C), alignment(C)
     block_r, out = 4096 // block_c, torch.empty_like(y)
-    grid = (triton.cdiv(M, block_r), triton.cdiv(C, block_c))
+    grid = (cdiv(M, block_r), cdiv(C, block_c))
     launch(
         _normalise, grid,
         y, norm, y if residual is None else residual, out, M, C // align,
@@ -386,7 +354,7 @@ def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) ->
     block_r = 2048 // block_c
     programs = _row_programs(y, block_r, block_c)
     part, align = partial_sums(y, programs, C), alignment(C)
-    grid = (triton.cdiv(C, block_c), programs)
+    grid = (cdiv(C, block_c), programs)
     launch(_gradient_sums, grid, g, y, norm, part, M, C // align, align, act, block_r, block_c)
     return part
 
@@ -396,7 +364,7 @@ def gradient_apply(g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | 
     M, C = y.shape
     block_c, align = columns(C), alignment(C)
     block_r, out = 4096 // block_c, torch.empty_like(y)
-    grid = (triton.cdiv(M, block_r), triton.cdiv(C, block_c))
+    grid = (cdiv(M, block_r), cdiv(C, block_c))
     launch(_gradient_apply, grid, g, y, norm, coef, out, M, C // align, align, act, block_r, block_c)
     return out
 
@@ -407,7 +375,7 @@ def image_sums(x: Tensor, norm: Tensor, act: str | None, images: int, g: Tensor 
     block_c, align = columns(C), alignment(C)
     out = torch.empty((images, C), dtype=torch.float32, device=x.device)
     launch(
-        _image_sums, (triton.cdiv(C, block_c), images), x, x if g is None else g, norm, out, M // images, C // align,
+        _image_sums, (cdiv(C, block_c), images), x, x if g is None else g, norm, out, M // images, C // align,
         align, g is not None, act, 2048 // block_c, block_c,
     )  # fmt: skip
     return out
@@ -422,7 +390,7 @@ def gate_gradient(g: Tensor, gate: Tensor, squeeze: Tensor, y: Tensor, norm: Ten
     programs = _row_programs(y, block_r, block_c)
     part, align = partial_sums(y, programs, C), alignment(C)
     launch(
-        _gate_gradient, (triton.cdiv(C, block_c), programs), g, gate, squeeze, y, norm, part,
+        _gate_gradient, (cdiv(C, block_c), programs), g, gate, squeeze, y, norm, part,
         M, C // align, M // gate.shape[0], align, act, block_r, block_c,
     )  # fmt: skip
     return part

@@ -6,23 +6,15 @@ it is at hand, and the gradients are formed from the raw activations when they a
 """
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from greedynas.kernels import (
-    activate,
-    affine_row,
-    alignment,
-    backward_through,
-    launch,
-    partial_moments,
-    partial_sums,
-    processors,
-    store_moments,
-)
+from greedynas.kernels import activate, affine_row, backward_through, store_moments
+from greedynas.launching import alignment, cdiv, launch, partial_moments, partial_sums, power_of_two, processors
 
 
 @triton.jit
@@ -210,28 +202,36 @@ class Tile:
     stages: int = 3
     registers: int | None = None
 
-    @property
+    @cached_property
     def options(self) -> dict[str, int]:
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
     def programs(self, M: int, N: int, device: torch.device) -> tuple[int, int]:
         """The grid. Programs that share rows are neighbours, so that the second finds them in the cache."""
-        wide = triton.cdiv(N, self.columns)
-        return wide, max(1, min(triton.cdiv(M, self.rows), triton.cdiv(12 * processors(device), wide)))
+        wide = cdiv(N, self.columns)
+        return wide, max(1, min(cdiv(M, self.rows), cdiv(12 * processors(device), wide)))
 
 
+@cache
 def tile_of(job: str, K: int, N: int) -> Tile:
-    """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm". Among a handful, the best on an H200."""
-    columns = max(16, triton.next_power_of_2(N)) if N <= 64 else 64
-    depth = min(max(16, triton.next_power_of_2(K)), 64)
+    """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm"."""
+    norm = "norm" in job
+    columns = power_of_two(N) if N <= 64 else 64
+    # In one step the weights stay, and the next rows are loaded while these are computed.
+    deepest = 128 if K <= 128 and job in ("forward", "gradient norm") else 64
+    depth = min(power_of_two(K), deepest)
     rows = 128 if job == "forward norm" and columns <= 32 else 64
-    return Tile(rows, columns, depth, one_step=depth >= K, registers=168 if "norm" in job else 128)
+    stages = 2 if depth == 128 and norm else 3
+    return Tile(rows, columns, depth, depth >= K, stages=stages, registers=168 if norm or depth == 128 else 128)
 
 
-def weight_tile(wide: int, narrow: int) -> Tile:
-    """The cut of a weight gradient (wide, narrow): the wide tensor is read once where the other fits into a tile."""
-    return Tile(64, min(128, max(16, triton.next_power_of_2(narrow))), 128, one_step=False)
+@cache
+def weight_tile(narrow: int) -> Tile:
+    """The cut of a weight gradient (wide, narrow): the wide tensor is read once where the narrow one fits into a tile."""
+    columns = min(128, power_of_two(narrow))
+    depth = {64: 64, 128: 32}.get(columns, 128)
+    return Tile(64, columns, depth, False, registers=None if columns < 64 else 168)
 
 
 def forward(
@@ -280,13 +280,13 @@ def weight_gradient(
     """(coef of g and y).T @ f(x), float32 (N, K), with f as in `forward`."""
     (M, N), K = g.shape, x.shape[1]
     grows, align = N >= K, alignment(K, N)
-    tile = weight_tile(max(N, K), min(N, K))
+    tile = weight_tile(min(N, K))
     block_m, wide, narrow = tile.depth, tile.rows, tile.columns
     block_n, block_k = (wide, narrow) if grows else (narrow, wide)
-    across = (triton.cdiv(N, block_n), triton.cdiv(K, block_k))
-    row_tiles = triton.cdiv(M, block_m)
-    tiles = triton.cdiv(row_tiles, max(1, min(row_tiles, 8 * processors(g.device) // (across[0] * across[1]))))
-    splits = triton.cdiv(row_tiles, tiles)
+    across = (cdiv(N, block_n), cdiv(K, block_k))
+    row_tiles = cdiv(M, block_m)
+    tiles = cdiv(row_tiles, max(1, min(row_tiles, 8 * processors(g.device) // (across[0] * across[1]))))
+    splits = cdiv(row_tiles, tiles)
     part = torch.empty((splits, N, K), dtype=torch.float32, device=g.device)
     launch(
         _weight_gradient, (*across, splits),

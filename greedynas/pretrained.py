@@ -1,5 +1,6 @@
 """Pretrained weights of timm models, from a file or from the user's own cache. Nothing is fetched, nothing is executed."""
 
+import warnings
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -42,7 +43,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise GreedyNASError(f"no such file of weights: {file}")
     try:
-        weights = load_state_dict(str(file), weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # what is wrong is said in one line below
+            weights = load_state_dict(str(file), weights_only=True)
     except Exception as error:  # of two libraries, for all kinds of files
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise GreedyNASError(f"{file} is not a file of weights that can be read safely: {reason:.200}") from None

@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import nn
 from torch.nn import functional as F
 
+from greedynas import engine
 from greedynas.accuracy import assess, predict_logits, top_accuracy
 from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
@@ -79,6 +80,7 @@ def retrain_stage(
         test = read_json(home / "test.json")
         if test.get("epochs") != recipe.epochs or not (home / "model.safetensors").is_file():
             device = choose_device(config.device)
+            engine.use(config.engine)
             data = data or read_data(config, device)
             precision = choose_precisions(config, device)[0]
             teacher = load_teacher(folder, settings.teacher, target.name, data, device)

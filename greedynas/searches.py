@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from greedynas import engine
 from greedynas.architectures import path_arch, read_arch, write_arch
 from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
@@ -149,6 +150,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
             f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
         )
     device = choose_device(config.device)
+    engine.use(config.engine)
     data = data or read_data(config, device)
     net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
     load_weights(net, tensors)

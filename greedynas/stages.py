@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from greedynas import engine
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -23,6 +24,7 @@ from greedynas.training import train_supernet
 def train_stage(config: Config, folder: Path, console: Console, data: Data | None = None) -> dict[str, Any]:
     """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
     device = choose_device(config.device)
+    engine.use(config.engine)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
     data = data or read_data(config, device)

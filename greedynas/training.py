@@ -16,6 +16,7 @@ from greedynas.config import TrainSettings
 from greedynas.data import Data
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
 from greedynas.files import write_json
+from greedynas.graphs import GraphedTraining, worth_recording
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.runs import Run, logger
@@ -49,6 +50,7 @@ def train_supernet(
     state = state or TrainState(CandidatePool(settings.pool_size))
     if state.stopped is not None:
         return state
+    step = make_step(net, optimizer, settings, data.class_weights, precision)
     with Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder:
         save = None if run is None else partial(save_all, run, state, net, optimizer)
         checkpoint = Checkpointing(recorder, [net], save, settings.checkpoint_minutes, settings.checkpoint_steps)
@@ -72,7 +74,7 @@ def train_supernet(
                     state.draws += 1
                 paths = state.waiting.pop(0)
                 lr = schedule.lr(state.step)
-                loss = train_step(net, optimizer, images, labels, paths, lr, settings, data.class_weights, precision)
+                loss = step(images, labels, paths, lr)
                 state.step += 1
                 state.optimization_images += len(images) * len(paths)
                 recorder.step(loss, paths[0])
@@ -138,6 +140,26 @@ def filter_on_validation(
 
     m = settings.m if settings.filtering else settings.k
     return filter_paths(net.space, losses, m, settings.k, rng, state.pool, epsilon)
+
+
+def make_step(
+    net: Supernet,
+    optimizer: torch.optim.Optimizer,
+    settings: TrainSettings,
+    class_weights: Tensor | None,
+    precision: str,
+) -> Callable[[Tensor, Tensor, Sequence[OpPath], float], Tensor]:
+    """`train_step`, or where that would be slower than its kernels (small images on a GPU) the same by replay."""
+    recorded: list[GraphedTraining] = []
+
+    def step(images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
+        if not worth_recording(images) or settings.clip_grad is not None:
+            return train_step(net, optimizer, images, labels, paths, lr, settings, class_weights, precision)
+        if not recorded:
+            recorded.append(GraphedTraining(net, optimizer, images, labels, settings, class_weights, precision))
+        return recorded[0](images, labels, paths, lr)
+
+    return step
 
 
 def train_step(

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 import yaml
 from PIL import Image
 from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import greedynas as package
 from greedynas.config import load_config
@@ -79,8 +83,6 @@ def test_what_is_exported_is_what_was_retrained(finished, album):
     run, _ = finished
     network, card = package.load_network(run)
     images = np.random.default_rng(0).normal(size=(5, 3, 8, 8)).astype(np.float32)
-    import torch
-
     with torch.no_grad():
         expected = network(torch.from_numpy(images)).numpy()
     session = onnxruntime.InferenceSession(run / "model.onnx")
@@ -159,3 +161,54 @@ def test_the_demo_is_the_whole_job(tmp_path):
     assert f"{arch['test_top1']:.2%} top-1" in out
     assert (tmp_path / "demo" / "report.html").exists()
     assert load_config(tmp_path / "demo" / "config.yaml").retrain.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["retrain", "RUN", "--recipe", "adam"], "'sgd' or 'rmsprop'"),
+        (["retrain", "RUN", "--arch", "greedynas-a"], "image_size 8 is too small"),
+        (["retrain", "RUN", "--arch", "1200"], "ops"),
+        (["retrain", "RUN", "--arch", "timm:nonsense"], "timm has no model 'nonsense'"),
+        (["retrain", "RUN", "--name", "other", "--teacher", "resnet18"], "resnet18"),
+        (["export", "RUN", "--format", "tflite"], "unknown format 'tflite'"),
+        (["export", "RUN", "--model", "../../etc"], "no trained network '../../etc'"),
+        (["predict", "RUN", "NOT_AN_IMAGE"], "no image in a known format"),
+        (["predict", "PICKLE", "NOT_AN_IMAGE"], "is a pickle"),
+        (["predict", "OTHER_CLASSES", "NOT_AN_IMAGE"], "outputs cannot have 2 class names"),
+        (["report", "NOT_A_RUN"], "not a run directory"),
+    ],
+)
+def test_wrong_inputs_are_one_clear_line(greedynas, finished, tmp_path, arguments, told):
+    run, _ = finished
+    (tmp_path / "picture.jpg").write_text("no picture")
+    trap = tmp_path / "sprung"
+    (tmp_path / "weights.safetensors").write_bytes(pickle.dumps(Trap(str(trap))))
+    with safe_open(run / "model.safetensors", framework="pt") as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (no dict)
+        card = json.loads(handle.metadata()["greedynas"])
+    forged = {"greedynas": json.dumps({**card, "class_names": ["a", "b"]})}
+    save_file(tensors, tmp_path / "forged.safetensors", forged)
+    names = {
+        "RUN": run,
+        "NOT_AN_IMAGE": tmp_path / "picture.jpg",
+        "PICKLE": tmp_path / "weights.safetensors",
+        "OTHER_CLASSES": tmp_path / "forged.safetensors",
+        "NOT_A_RUN": tmp_path,
+    }
+    code, _, err = greedynas(*(names.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert not trap.exists()
+    assert not (run / "models" / "other").exists()
+
+
+class Trap:
+    """Would be sprung by whoever unpickles it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
