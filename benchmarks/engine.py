@@ -12,7 +12,6 @@ import json
 import statistics
 import time
 import traceback
-from collections import defaultdict
 from copy import deepcopy
 from pathlib import Path
 
@@ -114,53 +113,67 @@ MICRO = [  # in, out, stride, size, expansion, kernel
 ]  # fmt: skip
 
 
-def micro(batch, bandwidth):
-    """Each kernel of a block, with the time that its tensors would take to be copied."""
-    from greedynas import depthwise, kernels, pointwise
+KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "wgrad2", "dgrad2", "depthwise'", "wgrad1", "dgrad1")
 
-    print(f"{'block':>26} " + " ".join(f"{n:>15}" for n in ("expand", "depthwise", "project", "normalise", "sums", "wgrad2", "dgrad2", "depthwise'", "wgrad1", "dgrad1", "total")))  # fmt: skip
-    for i, o, s, size, e, k in MICRO:
-        block = randomise(MBConv(i, o, s, e, k, False, "relu"))
-        x = torch.randn(batch, size, size, i, device=DEVICE).bfloat16()
-        rows = x.view(-1, i)
-        w1, w2 = engine._matrix(block.expand.conv, x), engine._matrix(block.project.conv, x)
-        wd = block.depthwise.conv.weight.detach()
-        n1, n2, n3 = block.expand.norm, block.depthwise.norm, block.project.norm
-        a, part = pointwise.forward(rows, w1)
-        v1 = kernels.finish_norm(n1, part)
-        a4 = a.view(*x.shape[:3], -1)
-        b4, part = depthwise.forward(a4, wd, s, v1, "relu")
-        b = b4.view(-1, b4.shape[-1])
-        v2 = kernels.finish_norm(n2, part)
-        d, part = pointwise.forward(b, w2, v2, "relu")
-        v3 = kernels.finish_norm(n3, part)
-        g = torch.randn_like(d)
-        coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), len(d), True)
-        gb, part = pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")
-        coef2, _, _ = kernels.finish_gradient(v2, part, len(b), True)
-        ga, part, _ = depthwise.backward(gb.view_as(b4), b4, coef2, a4, wd, s, v1, "relu")
-        coef1, _, _ = kernels.finish_gradient(v1, part, len(a), True)
-        ga = ga.view_as(a)
-        X, A, B, D = x.nbytes, a.nbytes, b.nbytes, d.nbytes
-        jobs = {
-            "expand": (X + A, lambda: pointwise.forward(rows, w1)),
-            "depthwise": (A + B, lambda: depthwise.forward(a4, wd, s, v1, "relu")),
-            "project": (B + D, lambda: pointwise.forward(b, w2, v2, "relu")),
-            "normalise": (2 * D + X * (i == o), lambda: kernels.normalise(d, v3, rows if i == o and s == 1 else None)),
-            "sums": (2 * D, lambda: kernels.gradient_sums(g, d, v3)),
-            "wgrad2": (B + 2 * D, lambda: pointwise.weight_gradient(g, d, coef3, b, v2, "relu")),
-            "dgrad2": (2 * B + 2 * D, lambda: pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")),
-            "depthwise'": (2 * B + 2 * A, lambda: depthwise.backward(gb.view_as(b4), b4, coef2, a4, wd, s, v1, "relu")),
-            "wgrad1": (2 * A + X, lambda: pointwise.weight_gradient(ga, a, coef1, rows)),
-            "dgrad1": (2 * A + 2 * X, lambda: pointwise.input_gradient(ga, a, coef1, w1, add=rows)),
-        }
+
+def kernels_of(i, o, s, size, e, k, batch):
+    """The kernels of a block in their order: bytes of the tensors that one has to move, and the call."""
+    from greedynas import depthwise, depthwise_backward, kernels, pointwise
+
+    block = randomise(MBConv(i, o, s, e, k, False, "relu"))
+    x = torch.randn(batch, size, size, i, device=DEVICE).bfloat16()
+    rows = x.view(-1, i)
+    w1, w2 = engine._matrix(block.expand.conv, x), engine._matrix(block.project.conv, x)
+    wd = block.depthwise.conv.weight.detach()
+    a, part = pointwise.forward(rows, w1)
+    v1 = kernels.finish_norm(block.expand.norm, part)
+    a4 = a.view(*x.shape[:3], -1)
+    b4, part = depthwise.forward(a4, wd, s, v1, "relu")
+    b = b4.view(-1, b4.shape[-1])
+    v2 = kernels.finish_norm(block.depthwise.norm, part)
+    d, part = pointwise.forward(b, w2, v2, "relu")
+    v3 = kernels.finish_norm(block.project.norm, part)
+    g = torch.randn_like(d)
+    coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), len(d), True)
+    gb, part = pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")
+    coef2, _, _ = kernels.finish_gradient(v2, part, len(b), True)
+    gb4 = gb.view_as(b4)
+    ga, part, _ = depthwise_backward.backward(gb4, b4, coef2, a4, wd, s, v1, "relu")
+    coef1, _, _ = kernels.finish_gradient(v1, part, len(a), True)
+    ga = ga.view_as(a)
+    X, A, B, D = x.nbytes, a.nbytes, b.nbytes, d.nbytes
+    residual = rows if i == o and s == 1 else None
+    calls = (
+        (X + A, lambda: pointwise.forward(rows, w1)),
+        (A + B, lambda: depthwise.forward(a4, wd, s, v1, "relu")),
+        (B + D, lambda: pointwise.forward(b, w2, v2, "relu")),
+        (2 * D + X * (residual is not None), lambda: kernels.normalise(d, v3, residual)),
+        (2 * D, lambda: kernels.gradient_sums(g, d, v3)),
+        (B + 2 * D, lambda: pointwise.weight_gradient(g, d, coef3, b, v2, "relu")),
+        (2 * B + 2 * D, lambda: pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")),
+        (2 * B + 2 * A, lambda: depthwise_backward.backward(gb4, b4, coef2, a4, wd, s, v1, "relu")),
+        (2 * A + X, lambda: pointwise.weight_gradient(ga, a, coef1, rows)),
+        (2 * A + 2 * X, lambda: pointwise.input_gradient(ga, a, coef1, w1, add=rows)),
+    )
+    return dict(zip(KERNELS, calls, strict=True))
+
+
+def micro(batch, bandwidth):
+    """Each kernel of a block in microseconds, with the share of the time that its tensors would take to be copied."""
+    print(f"{'block':>26} " + " ".join(f"{name:>15}" for name in (*KERNELS, "total")))
+    for shape in MICRO:
         line, total, floors = [], 0.0, 0.0
-        for name, (moved, work) in jobs.items():
-            ms, floor = milliseconds(work, repeats=7, warm=2), moved / bandwidth * 1e3
+        for name, (moved, work) in kernels_of(*shape, batch).items():
+            # Many in a row, so that a short kernel does not wait for the next launch.
+            ms = milliseconds(lambda work=work: [work() for _ in range(20)], repeats=3, warm=1) / 20
+            floor = moved / bandwidth * 1e3
             total, floors = total + ms, floors + floor
             line.append(f"{ms * 1e3:7.0f} ({floor / ms:4.0%})")
-            RESULTS.setdefault("micro", []).append({"block": [i, o, s, size, e, k], "kernel": name, "us": ms * 1e3, "share": floor / ms})  # fmt: skip
+            RESULTS.setdefault("micro", []).append(
+                {"block": shape, "kernel": name, "us": ms * 1e3, "share": floor / ms}
+            )
         line.append(f"{total * 1e3:7.0f} ({floors / total:4.0%})")
+        i, o, s, size, e, k = shape
         print(f"{f'{i}-{o} /{s} {size}px MB{e}_K{k}':>26} " + " ".join(f"{text:>15}" for text in line), flush=True)
 
 

@@ -168,9 +168,9 @@ class _MBConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas import depthwise, kernels, pointwise
+        from greedynas import depthwise_backward, gating, kernels, pointwise
 
-        saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        saved: dict[str, Tensor] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         x, b, d, gate = saved["x"], saved["b"], saved["d"], saved.get("gate")
         g, act = _rows(_nhwc(grad)), ctx.act
         # From the output through the last BatchNorm: its input's gradient is formed where it is needed.
@@ -185,15 +185,16 @@ class _MBConv(torch.autograd.Function):
             )
         else:
             gb, _ = pointwise.input_gradient(g, d, coef, saved["w_project"])
-            gate_grad = kernels.image_sums(_rows(b), saved["norm_b"], act, len(b), gb)
+            gate_grad = gating.image_sums(_rows(b), saved["norm_b"], act, len(b), gb)
             squeeze_grad, *se_grads = _excite_gradient(gate_grad, saved)
             se = tuple(se_grads)
             squeeze_grad = squeeze_grad / (b.shape[1] * b.shape[2])
-            part = kernels.gate_gradient(gb, gate, squeeze_grad, _rows(b), saved["norm_b"], act)
+            part = gating.gate_gradient(gb, gate, squeeze_grad, _rows(b), saved["norm_b"], act)
         coef, b_weight, b_bias = kernels.finish_gradient(saved["norm_b"], part, len(gb), ctx.batch[1])
         # Through the depthwise convolution to the BatchNorm before it, or to the block's input.
-        a, norm_a = saved.get("a", x), saved.get("norm_a")
-        ga, part, depth = depthwise.backward(
+        a: Tensor = saved.get("a", x)
+        norm_a = saved.get("norm_a")
+        ga, part, depth = depthwise_backward.backward(
             gb.view_as(b), b, coef, a, saved["w_depthwise"], ctx.stride, norm_a, None if norm_a is None else act
         )
         depth = _like(depth, saved["w_depthwise"])
@@ -213,7 +214,7 @@ class _MBConv(torch.autograd.Function):
 
 def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     """The block's output, x and it (images, H, W, C); what the backward pass needs goes into `saved`."""
-    from greedynas import depthwise, kernels, pointwise
+    from greedynas import depthwise, gating, kernels, pointwise
 
     act, stride = ACTS[type(block.depthwise.activation)], block.depthwise.conv.stride[0]
     keep: dict[str, Any] = {"x": x}
@@ -234,7 +235,7 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     del a
     gate = None
     if block.se is not None:
-        squeezed = kernels.image_sums(_rows(b), norm_b, act, len(b)) / (b.shape[1] * b.shape[2])
+        squeezed = gating.image_sums(_rows(b), norm_b, act, len(b)) / (b.shape[1] * b.shape[2])
         gate, hidden, logits = _excite(block.se, squeezed)
         gate = gate.to(x.dtype)
         keep.update(gate=gate, squeezed=squeezed, hidden=hidden, logits=logits)
@@ -294,7 +295,8 @@ def warm_up(space: Any, batch: int, device: torch.device | str = "cuda", trainin
             for block, layer in blocks:
                 if not dry:
                     initialise(block)
-                _try_out(block.to(device, memory_format=torch.channels_last), layer, batch, device, training)
+                block.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+                _try_out(block, layer, batch, device, training)
                 if not dry:
                     block.to("meta")
     if device.type == "cuda":
@@ -314,7 +316,7 @@ def _try_out(block: nn.Module, layer: Any, batch: int, device: torch.device, tra
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Kernels are compiled in the background instead of being run; at the end all are ready."""
-    import triton
+    import triton  # type: ignore[import-untyped]
 
     from greedynas.launching import Dry
 

@@ -1,4 +1,4 @@
-# mypy: disallow_untyped_defs=False, disallow_untyped_decorators=False
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Triton kernels for BatchNorm and activations on NHWC tensors, seen as matrices of (pixels of all images, channels).
 
 Tensors are bf16 (any float type in Triton's interpreter), statistics and sums are float32. Reductions have two stages,
@@ -12,8 +12,8 @@ Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import BatchNorm2d
 
@@ -226,59 +226,6 @@ def _gradient_apply(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["pixels", "CA"])
-def _image_sums(
-    x_ptr, g_ptr, norm_ptr, out_ptr, pixels, CA,
-    ALIGN: tl.constexpr, GRADIENT: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    C = CA * ALIGN
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    scale = affine_row(norm_ptr, 2, C, c, c < C)[None, :]
-    shift = affine_row(norm_ptr, 3, C, c, c < C)[None, :]
-    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    image = tl.program_id(1).to(tl.int64) * pixels * C
-    for start in range(0, pixels, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)[:, None]
-        inside = (r < pixels) & (c < C)[None, :]
-        at = image + (r * C + c[None, :])
-        z = activate(tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale + shift, ACT)
-        if GRADIENT:
-            z *= tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        total += tl.where(inside, z, 0.0)
-    tl.store(out_ptr + tl.program_id(1) * C + c, tl.sum(total, 0), mask=c < C)
-
-
-@triton.jit(do_not_specialize=["M", "CA", "pixels"])
-def _gate_gradient(
-    g_ptr, gate_ptr, squeeze_ptr, y_ptr, norm_ptr, part_ptr, M, CA, pixels,
-    ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """In place: the gradient of z, from that of act(z) * gate and that of the squeezed act(z); with BatchNorm's sums."""
-    C = CA * ALIGN
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mean = affine_row(norm_ptr, 0, C, c, c < C)[None, :]
-    scale = affine_row(norm_ptr, 2, C, c, c < C)[None, :]
-    shift = affine_row(norm_ptr, 3, C, c, c < C)[None, :]
-    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    product = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
-        r = tl.arange(0, BLOCK_R)[:, None]
-        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
-        at = tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :])
-        image = (tile * BLOCK_R + r) // pixels * C + c[None, :]
-        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        g *= tl.load(gate_ptr + image, mask=inside, other=0.0).to(tl.float32)
-        g += tl.load(squeeze_ptr + image, mask=inside, other=0.0)
-        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        g = backward_through(g, y * scale + shift, ACT)
-        total += g
-        product += g * (y - mean)
-        tl.store(g_ptr + at, g.to(g_ptr.dtype.element_ty), mask=inside)
-    part = part_ptr + tl.program_id(1) * C + c
-    tl.store(part, tl.sum(total, 0), mask=c < C)
-    tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
-
-
 # Launchers. Matrices are (M, C); a tensor that a kernel does not read is any pointer.
 
 
@@ -287,7 +234,7 @@ def columns(channels: int) -> int:
     return power_of_two(channels) if channels <= 128 else 64
 
 
-def _row_programs(y: Tensor, block_r: int, block_c: int) -> int:
+def row_programs(y: Tensor, block_r: int, block_c: int) -> int:
     per_row = cdiv(y.shape[1], block_c)
     return max(1, min(cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
 
@@ -297,7 +244,7 @@ def statistics(y: Tensor) -> Tensor:
     M, C = y.shape
     block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
-    programs = _row_programs(y, block_r, block_c)
+    programs = row_programs(y, block_r, block_c)
     part = partial_moments(y, programs, C)
     launch(_statistics, (cdiv(C, block_c), programs), y, part, M, C // align, align, block_r, block_c)
     return part
@@ -352,7 +299,7 @@ def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) ->
     M, C = y.shape
     block_c = columns(C)
     block_r = 2048 // block_c
-    programs = _row_programs(y, block_r, block_c)
+    programs = row_programs(y, block_r, block_c)
     part, align = partial_sums(y, programs, C), alignment(C)
     grid = (cdiv(C, block_c), programs)
     launch(_gradient_sums, grid, g, y, norm, part, M, C // align, align, act, block_r, block_c)
@@ -367,30 +314,3 @@ def gradient_apply(g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | 
     grid = (cdiv(M, block_r), cdiv(C, block_c))
     launch(_gradient_apply, grid, g, y, norm, coef, out, M, C // align, align, act, block_r, block_c)
     return out
-
-
-def image_sums(x: Tensor, norm: Tensor, act: str | None, images: int, g: Tensor | None = None) -> Tensor:
-    """The sum of act(z), or of act(z) * g, over the pixels of each image: float32 (images, C)."""
-    M, C = x.shape
-    block_c, align = columns(C), alignment(C)
-    out = torch.empty((images, C), dtype=torch.float32, device=x.device)
-    launch(
-        _image_sums, (cdiv(C, block_c), images), x, x if g is None else g, norm, out, M // images, C // align,
-        align, g is not None, act, 2048 // block_c, block_c,
-    )  # fmt: skip
-    return out
-
-
-def gate_gradient(g: Tensor, gate: Tensor, squeeze: Tensor, y: Tensor, norm: Tensor, act: str | None) -> Tensor:
-    """Turns the gradient g of act(z) * gate into that of z, in place; `squeeze` is the gradient of act(z) by the mean
-    over pixels, (images, C) like the gate. Returns the partial sums of BatchNorm's gradient."""
-    M, C = y.shape
-    block_c = columns(C)
-    block_r = 2048 // block_c
-    programs = _row_programs(y, block_r, block_c)
-    part, align = partial_sums(y, programs, C), alignment(C)
-    launch(
-        _gate_gradient, (cdiv(C, block_c), programs), g, gate, squeeze, y, norm, part,
-        M, C // align, M // gate.shape[0], align, act, block_r, block_c,
-    )  # fmt: skip
-    return part

@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,7 @@ class Counters(Protocol):
     seconds: float
 
 
-class Journal:
+class Journal(ABC):
     """Looks at losses, writes metrics, moves the display. Without a folder nothing is written."""
 
     def __init__(
@@ -93,12 +94,12 @@ class Journal:
         if self._records is not None:
             self.state.metrics_length = self._records.flush()
 
-    def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError:
-        raise NotImplementedError
+    @abstractmethod
+    def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError: ...
 
+    @abstractmethod
     def facts(self, step: int) -> dict[str, Any]:
         """What a line of kind `step` says besides the loss and the clock; `step` was just done."""
-        raise NotImplementedError
 
     def told(self) -> str:
         """What the display says between the loss and the speed."""
@@ -148,7 +149,7 @@ class Recorder(Journal):
             kept=[_finite(loss) for _, loss in filtered.kept],
             rejected=[_finite(loss) for _, loss in filtered.rejected],
             pool_size=len(losses),
-            pool_best=losses[0],
+            pool_best=_finite(losses[0]),
             pool_median=_finite(losses[len(losses) // 2]),
             pool_worst=_finite(losses[-1]),
         )

@@ -12,7 +12,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs Triton's interpreter or a GPU", allow_module_level=True)
 
-from greedynas import depthwise, kernels, pointwise
+from greedynas import depthwise, depthwise_backward, gating, kernels, pointwise  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
@@ -87,7 +87,7 @@ def test_depthwise(images, height, width, channels, kernel, stride, act):
 
     g, coef = random(*y.shape), vectors(3, channels)
     wanted.backward(coef[0].double() * g + coef[1].double() * y + coef[2])
-    z_grad, part, w_grad = depthwise.backward(g, y, coef, x, w, stride, before, act)
+    z_grad, part, w_grad = depthwise_backward.backward(g, y, coef, x, w, stride, before, act)
     close(z_grad, z.grad)
     close(w_grad, filters.grad)
     assert w_grad.shape == w.shape
@@ -176,13 +176,13 @@ def test_squeeze_and_excite(images, pixels, channels, act):
     x, norm = random(images * pixels, channels), vectors(4, channels)
     c = ACTS[act](z_of(x, norm)).view(images, pixels, channels)
     g = random(images * pixels, channels)
-    close(kernels.image_sums(x, norm, act, images), c.sum(1))
-    close(kernels.image_sums(x, norm, act, images, g), (c * g.double().view_as(c)).sum(1), 5)
+    close(gating.image_sums(x, norm, act, images), c.sum(1))
+    close(gating.image_sums(x, norm, act, images, g), (c * g.double().view_as(c)).sum(1), 5)
 
     gate, squeeze = torch.rand(images, channels, device=DEVICE).to(DTYPE), random(images, channels, dtype=torch.float32)
     z = z_of(x, norm).requires_grad_()
     out = g.double().view_as(c) * gate.double()[:, None] + squeeze.double()[:, None]
     ACTS[act](z).backward(out.view_as(z))
-    part = kernels.gate_gradient(g, gate, squeeze, x, norm, act)
+    part = gating.gate_gradient(g, gate, squeeze, x, norm, act)
     close(g, z.grad)
     check_sums(part, (z.grad, z.grad * (x.double() - norm[0])), 5)
