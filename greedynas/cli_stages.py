@@ -38,7 +38,7 @@ def demo(
     run_demo(out, shown_console())
 
 
-@app.command(epilog="Example: greedynas run auto --data photos/ --flops 50M --hours 2 --out runs/photos")
+@app.command(epilog="Example: greedynas run auto --data photos/ --flops 5M --hours 2 --out runs/photos")
 def run(
     preset: PresetArgument,
     data: DataOption = None,
