@@ -29,23 +29,6 @@ def worth_recording(images: Tensor) -> bool:
     return images.device.type == "cuda" and images.shape[-1] <= SMALL and engine.mode() != "off"
 
 
-class Replay:
-    """A function of tensors on the GPU, recorded once. The result is overwritten by the next call."""
-
-    def __init__(self, work: Callable[..., Tensor], *examples: Tensor):
-        self.inputs = [example.clone() for example in examples]
-        _warm_up(lambda: work(*self.inputs))
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = work(*self.inputs)
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        for static, new in zip(self.inputs, inputs, strict=True):
-            static.copy_(new)
-        self.graph.replay()
-        return self.output
-
-
 class GraphedTraining:
     """Training steps on batches of one shape: what `training.train_step` does, by replay."""
 
