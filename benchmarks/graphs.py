@@ -22,6 +22,7 @@ from greedynas.config import load_config
 from greedynas.data import DataSettings, open_data
 from greedynas.evaluation import evaluate_paths
 from greedynas.graphs import GraphedTraining
+from greedynas.sampling import fair_paths
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
 from greedynas.training import make_optimizer, train_step
@@ -35,17 +36,17 @@ def fresh(config: Any) -> tuple[Supernet, torch.optim.Optimizer]:
     return net.train(), make_optimizer(net, config.train)
 
 
-def compare_steps(config: Any, data: Any, precision: str, paths_per_step: int = 1) -> dict[str, float]:
+def compare_steps(config: Any, data: Any, precision: str, fair: bool = False) -> dict[str, float]:
     """The same twenty steps both ways."""
     nets, losses = [], []
     for graphed in (False, True):
         net, optimizer = fresh(config)
-        paths = config.space.sample(40 * paths_per_step, stream(1, "paths")).tolist()
+        paths = config.space.sample(20, stream(1, "paths")).tolist()
         recorded, told = None, []
         for step, (images, labels) in enumerate(data.train.train_batches(0, BATCH)):
             if step == 20:
                 break
-            chosen = [tuple(paths[step * paths_per_step + i]) for i in range(paths_per_step)]
+            chosen = fair_paths(config.space, stream(step, "fair")) if fair else [tuple(paths[step])]
             if graphed:
                 recorded = recorded or GraphedTraining(net, optimizer, images, labels, config.train, None, precision)
                 loss = recorded(images, labels, chosen, 0.05)
@@ -128,7 +129,7 @@ def main() -> None:
 
     torch.backends.cudnn.allow_tf32 = False
     part("same steps, fp32", lambda: compare_steps(config, data, "fp32"))
-    part("same steps, fp32, three paths", lambda: compare_steps(config, data, "fp32", 3))
+    part("same steps, bf16, fair", lambda: compare_steps(config, data, "bf16", fair=True))
     part("same steps, bf16", lambda: compare_steps(config, data, "bf16"))
     part("eager", lambda: time_steps(config, data, False, arguments.steps))
     part("graphs", lambda: time_steps(config, data, True, arguments.steps))
