@@ -90,6 +90,7 @@ def evaluate_batches(
         raise GreedyNASError("recalibrated BatchNorm needs training images to calibrate on")
     parsed = [parse_path(path, net.space) for path in paths]
     distinct = sorted(set(parsed))
+    shared = shared_layers(distinct)
     place = {path: i for i, path in enumerate(distinct)}
     losses, hits = np.zeros(len(distinct)), np.zeros(len(distinct))
     correct: list[NDArray[np.bool_]] = []
@@ -97,7 +98,7 @@ def evaluate_batches(
     seen = 0
     with bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
         for images, labels in batches:
-            loss_sums, rights = _evaluate_chunk(net, distinct, images, labels, calibration, bn, precision)
+            loss_sums, rights = _evaluate_chunk(net, distinct, shared, images, labels, calibration, bn, precision)
             losses += loss_sums.double().cpu().numpy()
             right = rights.cpu().numpy()
             hits += right.sum(1)
@@ -105,7 +106,7 @@ def evaluate_batches(
                 correct.append(right)
             seen += len(labels)
             result.layers_plain += len(distinct) * len(net.space.layers)
-            result.layers_run += len(distinct) * len(net.space.layers) - sum(shared_layers(distinct))
+            result.layers_run += len(distinct) * len(net.space.layers) - sum(shared)
     if seen == 0:
         raise GreedyNASError("the evaluation set is empty")
     order = [place[path] for path in parsed]
@@ -118,6 +119,7 @@ def evaluate_batches(
 def _evaluate_chunk(
     net: Supernet,
     distinct: Sequence[OpPath],
+    shared: Sequence[int],
     images: Tensor,
     labels: Tensor,
     calibration: Tensor | None,
@@ -125,7 +127,6 @@ def _evaluate_chunk(
     precision: str,
 ) -> tuple[Tensor, Tensor]:
     """Summed losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
-    shared = shared_layers(distinct)
     calibration = calibration if bn == "recalibrate" else None
     if images.device.type == "cuda":
         from greedynas.graphs import recorded_evaluation

@@ -9,10 +9,7 @@ COSTS = {"macs": "multiply-adds", "params": "parameters", "latency_ms": "latency
 
 def count(value: float) -> str:
     """Three significant digits and a unit; whole numbers below a thousand stay as they are."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 0.9995 * size:
-            return f"{_three(value / size)}{unit}"
-    return f"{value:.0f}"
+    return "".join(_scaled(value))
 
 
 def percent(value: float) -> str:
@@ -30,10 +27,8 @@ def milliseconds(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes."""
-    for unit, base in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= 0.9995 * base:
-            return f"{_three(value / base)} {unit}"
-    return f"{value:.0f} bytes"
+    scaled, unit = _scaled(value)
+    return f"{scaled} {unit}B" if unit else f"{scaled} bytes"
 
 
 def duration(seconds: float) -> str:
@@ -63,6 +58,14 @@ def limits(budget: Budget) -> str:
 
 def table_of(values: Mapping[str, object]) -> list[tuple[str, str]]:
     return [(str(key), "not installed" if value is None else str(value)) for key, value in values.items()]
+
+
+def _scaled(value: float) -> tuple[str, str]:
+    """The number and its prefix: 1234567 -> ("1.23", "M")."""
+    for prefix, base in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * base:
+            return _three(value / base), prefix
+    return f"{value:.0f}", ""
 
 
 def _three(value: float) -> str:

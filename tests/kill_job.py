@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from greedynas import job
 from greedynas.config import load_config
-from tests.kill_points import KILLED, Death, differences, in_child
+from tests.kill_points import KILLED, Death, in_child, survival
 
 LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
 STAGES = ("train_stage", "search_stage", "retrain_stage", "export_stage", "report_stage")
@@ -71,12 +72,10 @@ def main(config_file: str, root: Path) -> None:
     moments |= {ends[3]: "retrain_stage", ends[4]: "export_stage"}
     for at, stage in sorted(moments.items()):
         folder = root / f"{stage}-{at}"
-        died = in_child(running(folder, Death(at)))
-        resumed = in_child(running(folder))
-        wrong = differences(expected, outcome(folder)) if resumed == 0 else [f"exit code {resumed}"]
-        deaths += died == KILLED
-        if wrong or died != KILLED:
-            failures.append({"stage": stage, "call": at, "exit code": died, "differs": wrong})
+        failure = survival(running(folder, Death(at)), running(folder), expected, partial(outcome, folder))
+        deaths += failure is None or failure["exit code"] == KILLED
+        if failure is not None:
+            failures.append({"stage": stage, "call": at, **failure})
         shutil.rmtree(folder)
     print(json.dumps({"deaths": deaths, "failures": failures}))
 

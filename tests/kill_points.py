@@ -137,6 +137,16 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     return [name for name in first if first[name] != second[name]]
 
 
+def survival(
+    dying: Callable[[], None], again: Callable[[], None], expected: dict[str, Any], result: Callable[[], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """What is wrong when `dying` dies and `again` goes on; nothing, where the result is the expected one."""
+    died = in_child(dying)
+    resumed = in_child(again)
+    wrong = differences(expected, result()) if resumed == 0 else [f"exit code {resumed}"]
+    return {"exit code": died, "differs": wrong} if wrong or died != KILLED else None
+
+
 def main(config_file: str, root: Path) -> None:
     torch.set_num_threads(1)  # a fork has no threads but the one that forked
     config = load_config(config_file)

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from greedynas.config import RetrainSettings
 from greedynas.retraining import retrain_stage
 from greedynas.runs import read_run_config
 from greedynas.stages import read_data
-from tests.kill_points import KILLED, WALL_CLOCK, Death, differences, in_child
+from tests.kill_points import KILLED, WALL_CLOCK, Death, in_child, survival
 
 SETTINGS = {"recipe": "rmsprop", "epochs": 2, "batch_size": 27, "ema": 0.9, "checkpoint_steps": 3, "log_every": 2}
 
@@ -80,12 +81,11 @@ def main(searched: Path, root: Path, top: int = 1) -> None:
         for when in ["before"] + ["middle"] * (name == "write"):
             moments += 1
             folder = copy(f"{at}-{when}")
-            died = in_child(retraining(folder, Death(at, when)))
-            resumed = in_child(retraining(folder))
-            wrong = differences(expected, outcome(folder)) if resumed == 0 else [f"exit code {resumed}"]
-            deaths += died == KILLED
-            if wrong or died != KILLED:
-                failures.append({"call": at, "name": name, "when": when, "exit code": died, "differs": wrong})
+            works = retraining(folder, Death(at, when)), retraining(folder)
+            failure = survival(*works, expected, partial(outcome, folder))
+            deaths += failure is None or failure["exit code"] == KILLED
+            if failure is not None:
+                failures.append({"call": at, "name": name, "when": when, **failure})
             shutil.rmtree(folder)
     print(json.dumps({"calls": calls, "deaths": deaths, "moments": moments, "failures": failures}))
 
