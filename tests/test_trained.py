@@ -224,9 +224,7 @@ def test_forged_lengths(tmp_path):
     assert "is too long" in refusal(forge(tmp_path / "model.safetensors", card))
 
 
-@pytest.mark.parametrize(
-    "name", ["hf-hub:someone/model", "local-dir:x", "hf_hub:x", "../x", "https://x", "a b", ""]
-)
+@pytest.mark.parametrize("name", ["hf-hub:someone/model", "local-dir:x", "hf_hub:x", "../x", "https://x", "a b", ""])
 def test_timm_names_that_would_read_from_elsewhere(tmp_path, monkeypatch, name):
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a connection"))
     file = forge_card(tmp_path / "model.safetensors", timm=name, space=None, path=None)
