@@ -4,7 +4,8 @@
     python benchmarks/engine.py check micro --out DIR
 
 Parts: warm (compile what the spaces need), check (blocks in bf16 against float64), micro (kernel by kernel, with the
-share of the measured copy bandwidth), step (training and evaluation of random paths), profile, compiled.
+share of the measured copy bandwidth), step (training and evaluation of random paths), equal (trainings with the engine and
+without end at the same loss), profile, compiled (one path, by torch.compile).
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import statistics
 import time
 import traceback
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from torch.nn import functional as F
 from greedynas import engine
 from greedynas.blocks import MBConv, initialise
 from greedynas.evaluation import bn_mode
+from greedynas.ops import parse_op
 from greedynas.space import load_space
 from greedynas.supernet import Supernet
 
@@ -43,6 +46,20 @@ def milliseconds(work, repeats=20, warm=3):
         pairs.append((start, end))
     torch.cuda.synchronize()
     return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def replayed(work, times=10):
+    """The same by replay of a graph, so that a short kernel does not wait for its launch."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    return milliseconds(graph.replay, repeats=3, warm=1) / times
 
 
 def copy_bandwidth():
@@ -69,7 +86,7 @@ def randomise(block):
 def run_block(block, x, g, mode, precision):
     x = x.to(torch.float64 if precision == "float64" else torch.bfloat16).clone(memory_format=torch.preserve_format)
     x.requires_grad_()
-    with engine.using(mode), torch.autocast("cuda", torch.bfloat16, enabled=precision != "float64"):
+    with engine.using(mode), torch.autocast(x.device.type, torch.bfloat16, enabled=precision != "float64"):
         y = block(x)
     y.backward(g.to(y.dtype))
     tensors = {"y": y.detach(), "dx": x.grad}
@@ -78,31 +95,38 @@ def run_block(block, x, g, mode, precision):
     return tensors
 
 
-def check():
-    """Errors against float64 of the engine and of plain PyTorch in bf16: the engine's may not be larger than 1.5 times."""
+def cases_of_check():
+    """Blocks: channels, stride, expansion, kernel, SE, activation, images, size; widths that `warm_up` has compiled."""
     cases = []
     for se, act in ((False, "relu"), (True, "hard_swish")):
         for kernel in (3, 5, 7):
-            for stride in (1, 2):
-                cases.append((24, 24 if stride == 1 else 40, stride, 6, kernel, se, act, 3, 15))
-    cases += [(32, 16, 1, 1, 3, False, "relu", 4, 28), (10, 10, 1, 3, 3, False, "relu", 5, 9), (96, 96, 1, 6, 5, True, "hard_swish", 8, 14),
-              (192, 320, 1, 6, 7, False, "relu", 16, 7), (16, 32, 2, 6, 3, False, "relu", 4, 56), (40, 40, 1, 3, 7, False, "relu", 4, 28)]  # fmt: skip
+            cases += [(32, 32, 1, 6, kernel, se, act, 4, 28), (40, 80, 2, 3, kernel, se, act, 4, 28)]
+    return [*cases, (32, 16, 1, 1, 3, False, "relu", 4, 28), (16, 32, 2, 6, 3, False, "relu", 4, 28), (96, 96, 1, 6, 5, True, "hard_swish", 8, 14),
+            (80, 80, 1, 3, 7, False, "relu", 8, 14), (192, 320, 1, 6, 7, False, "relu", 16, 7), (40, 40, 1, 6, 5, False, "relu", 4, 28)]  # fmt: skip
+
+
+def check():
+    """Errors against float64 of the engine and of plain PyTorch in bf16, both on the CPU: the engine's may not be larger than
+    1.5 times the latter's."""
     worst = 0.0
-    for case in cases:
+    for case in cases_of_check():
         *shape, images, size = case
         torch.manual_seed(0)
-        block = randomise(MBConv(*shape))
-        x = torch.randn(images, shape[0], size, size, device=DEVICE).bfloat16().to(memory_format=torch.channels_last)
+        block = randomise(MBConv(*shape)).cpu()
+        x = torch.randn(images, shape[0], size, size).bfloat16().to(memory_format=torch.channels_last)
         with torch.no_grad(), engine.using("off"):
             g = torch.randn_like(deepcopy(block)(x.float()))
         wanted = run_block(deepcopy(block).double(), x, g, "off", "float64")
         plain = run_block(deepcopy(block), x, g, "off", "bf16")
-        ours = run_block(deepcopy(block), x, g, "on", "bf16")
-        ratios = {k: error(ours[k], wanted[k]) / (1.5 * error(plain[k], wanted[k]) + 1e-3) for k in wanted}
+        ours = run_block(deepcopy(block).to(DEVICE), x.to(DEVICE), g.to(DEVICE), "on", "bf16")
+        errors = {k: (error(ours[k].cpu(), wanted[k]), error(plain[k], wanted[k])) for k in wanted}
+        ratios = {k: mine / (1.5 * theirs + 1e-3) for k, (mine, theirs) in errors.items()}
         name = max(ratios, key=ratios.get)
         worst = max(worst, ratios[name])
         verdict = "ok " if ratios[name] <= 1 else "BAD"
-        print(f"{verdict} {case}: worst {name}: {error(ours[name], wanted[name]):.1e}, plain {error(plain[name], wanted[name]):.1e}; y {error(ours['y'], wanted['y']):.1e}")  # fmt: skip
+        print(
+            f"{verdict} {case}: worst {name}: {errors[name][0]:.1e}, plain {errors[name][1]:.1e}; y {errors['y'][0]:.1e}"
+        )
         RESULTS.setdefault("check", []).append({"case": str(case), "worst": name, "ratio": ratios[name]})
     print(f"check: {'all within bounds' if worst <= 1 else 'NOT within bounds'}")
 
@@ -113,47 +137,40 @@ MICRO = [  # in, out, stride, size, expansion, kernel
 ]  # fmt: skip
 
 
-KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "wgrad2", "dgrad2", "depthwise'", "wgrad1", "dgrad1")
+KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "project'", "depthwise'", "expand'")
 
 
 def kernels_of(i, o, s, size, e, k, batch):
     """The kernels of a block in their order: bytes of the tensors that one has to move, and the call."""
-    from greedynas import depthwise, depthwise_backward, kernels, pointwise
+    from greedynas import depthwise, depthwise_backward, kernels, pointwise, pointwise_backward
 
     block = randomise(MBConv(i, o, s, e, k, False, "relu"))
     x = torch.randn(batch, size, size, i, device=DEVICE).bfloat16()
-    rows = x.view(-1, i)
     w1, w2 = engine._matrix(block.expand.conv, x), engine._matrix(block.project.conv, x)
-    wd = block.depthwise.conv.weight.detach()
-    a, part = pointwise.forward(rows, w1)
+    weight1, weight2, wd = (part.conv.weight.detach() for part in (block.expand, block.project, block.depthwise))
+    a, part = pointwise.forward(x, w1)
     v1 = kernels.finish_norm(block.expand.norm, part)
-    a4 = a.view(*x.shape[:3], -1)
-    b4, part = depthwise.forward(a4, wd, s, v1, "relu")
-    b = b4.view(-1, b4.shape[-1])
+    b, part = depthwise.forward(a, wd, s, v1, "relu")
     v2 = kernels.finish_norm(block.depthwise.norm, part)
     d, part = pointwise.forward(b, w2, v2, "relu")
     v3 = kernels.finish_norm(block.project.norm, part)
     g = torch.randn_like(d)
-    coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), len(d), True)
-    gb, part = pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")
-    coef2, _, _ = kernels.finish_gradient(v2, part, len(b), True)
-    gb4 = gb.view_as(b4)
-    ga, part, _ = depthwise_backward.backward(gb4, b4, coef2, a4, wd, s, v1, "relu")
-    coef1, _, _ = kernels.finish_gradient(v1, part, len(a), True)
-    ga = ga.view_as(a)
+    coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), d.numel() // o, True)
+    gb, part, _ = pointwise_backward.narrowing(g, d, coef3, w2, weight2, b, v2, "relu")
+    coef2, _, _ = kernels.finish_gradient(v2, part, d.numel() // o, True)
+    ga, part, _ = depthwise_backward.backward(gb, b, coef2, a, wd, s, v1, "relu")
+    coef1, _, _ = kernels.finish_gradient(v1, part, x.numel() // i, True)
     X, A, B, D = x.nbytes, a.nbytes, b.nbytes, d.nbytes
-    residual = rows if i == o and s == 1 else None
+    residual = x if i == o and s == 1 else None
     calls = (
-        (X + A, lambda: pointwise.forward(rows, w1)),
-        (A + B, lambda: depthwise.forward(a4, wd, s, v1, "relu")),
+        (X + A, lambda: pointwise.forward(x, w1)),
+        (A + B, lambda: depthwise.forward(a, wd, s, v1, "relu")),
         (B + D, lambda: pointwise.forward(b, w2, v2, "relu")),
         (2 * D + X * (residual is not None), lambda: kernels.normalise(d, v3, residual)),
         (2 * D, lambda: kernels.gradient_sums(g, d, v3)),
-        (B + 2 * D, lambda: pointwise.weight_gradient(g, d, coef3, b, v2, "relu")),
-        (2 * B + 2 * D, lambda: pointwise.input_gradient(g, d, coef3, w2, x=b, before=v2, act="relu")),
-        (2 * B + 2 * A, lambda: depthwise_backward.backward(gb4, b4, coef2, a4, wd, s, v1, "relu")),
-        (2 * A + X, lambda: pointwise.weight_gradient(ga, a, coef1, rows)),
-        (2 * A + 2 * X, lambda: pointwise.input_gradient(ga, a, coef1, w1, add=rows)),
+        (2 * B + 2 * D, lambda: pointwise_backward.narrowing(g, d, coef3, w2, weight2, b, v2, "relu")),
+        (2 * B + 2 * A, lambda: depthwise_backward.backward(gb, b, coef2, a, wd, s, v1, "relu")),
+        (2 * A + 3 * X, lambda: pointwise_backward.widening(ga, a, coef1, w1, weight1, x, x)),
     )
     return dict(zip(KERNELS, calls, strict=True))
 
@@ -164,8 +181,7 @@ def micro(batch, bandwidth):
     for shape in MICRO:
         line, total, floors = [], 0.0, 0.0
         for name, (moved, work) in kernels_of(*shape, batch).items():
-            # Many in a row, so that a short kernel does not wait for the next launch.
-            ms = milliseconds(lambda work=work: [work() for _ in range(20)], repeats=3, warm=1) / 20
+            ms = replayed(work)
             floor = moved / bandwidth * 1e3
             total, floors = total + ms, floors + floor
             line.append(f"{ms * 1e3:7.0f} ({floor / ms:4.0%})")
@@ -180,14 +196,16 @@ def micro(batch, bandwidth):
 class Trainer:
     """Steps of a supernet on random images, with the engine or without."""
 
-    def __init__(self, name, batch):
+    def __init__(self, name, batch, seed=0):
         self.space = load_space(name)
-        self.net = Supernet(self.space, generator=torch.Generator().manual_seed(0)).to(DEVICE, memory_format=torch.channels_last)  # fmt: skip
+        self.net = Supernet(self.space, generator=torch.Generator().manual_seed(seed)).to(DEVICE, memory_format=torch.channels_last)  # fmt: skip
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01, 0.9, nesterov=True)
         size = self.space.image_size
         self.images = torch.randn(batch, 3, size, size, device=DEVICE).to(memory_format=torch.channels_last)
         self.labels = torch.randint(self.space.num_classes, (batch,), device=DEVICE)
         self.paths = self.space.sample(200, np.random.default_rng(0)).tolist()
+        for p in self.net.parameters():  # as after many steps: SGD takes a slow way where a momentum is missing
+            self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def train(self, path):
         self.optimizer.zero_grad(set_to_none=True)
@@ -214,62 +232,125 @@ def timed(work, *arguments):
     return 1e3 * (time.perf_counter() - start), 1e3 * queued
 
 
-def engine_steps(trainer, paths):
-    """Each path twice: the first time it is new."""
-    told = {}
+def in_a_row(work, paths, rounds=3):
+    """Milliseconds a step with nothing waited for in between, as a training loop runs: the best round."""
+    best = float("inf")
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for path in paths:
+            work(path)
+        torch.cuda.synchronize()
+        best = min(best, 1e3 * (time.perf_counter() - start) / len(paths))
+    return best
+
+
+def new_paths(trainer, paths):
+    """With the engine, each path twice: what does it cost that it is new?"""
     with engine.using("auto"):
         for path in trainer.paths[-3:]:
             trainer.train(path)
         pairs = [(timed(trainer.train, path)[0], *timed(trainer.train, path)) for path in paths]
-        first, second, queued = (list(column) for column in zip(*pairs, strict=True))
-        stalls = np.subtract(first, second)
-        told |= {"train_ms": second, "train_new_path_ms": first, "queued_ms": statistics.median(queued)}
-        told |= {"first_minus_second_p95_ms": float(np.percentile(stalls, 95)), "first_minus_second_max_ms": float(stalls.max())}  # fmt: skip
-        with bn_mode(trainer.net, "batch"):
-            trainer.evaluate(trainer.paths[-1])
-            told["evaluate_ms"] = [timed(trainer.evaluate, path)[0] for path in paths]
-    print(f"  engine: train {statistics.median(second):.1f} ms, on a new path {statistics.median(first):.1f}, first minus second: p95 {told['first_minus_second_p95_ms']:.1f}, "
-          f"max {told['first_minus_second_max_ms']:.1f}; queued in {told['queued_ms']:.1f}; evaluate {statistics.median(told['evaluate_ms']):.1f} ms", flush=True)  # fmt: skip
+    first, second, queued = (list(column) for column in zip(*pairs, strict=True))
+    stalls = np.subtract(first, second)
+    told = {"new_path_ms": first, "second_ms": second, "queued_ms": statistics.median(queued)}
+    told |= {"first_minus_second_p95_ms": float(np.percentile(stalls, 95)), "first_minus_second_max_ms": float(stalls.max())}  # fmt: skip
+    print(f"  {len(paths)} new paths: median {statistics.median(first):.1f} ms, first minus second: p95 {told['first_minus_second_p95_ms']:.1f}, "
+          f"max {told['first_minus_second_max_ms']:.1f}; Python queues a step in {told['queued_ms']:.1f} ms", flush=True)  # fmt: skip
     return told
 
 
-def eager_steps(trainer, paths, patience):
-    """Each path once before it is timed: plain PyTorch has to choose its convolutions where a shape is new."""
-    train, evaluate, start = [], [], time.perf_counter()
+def floor_bytes(space, path, batch, training):
+    """Bytes of the activations that have to be moved, each read and written once by a kernel that needs it."""
+    total = 0
+    for layer, op in zip((*space.stem_layers, *space.layers, *space.head_layers), (*(0 for _ in space.stem_layers), *path, *(0 for _ in space.head_layers)), strict=True):  # fmt: skip
+        if layer.is_nothing(layer.ops[op]):
+            continue
+        kind, pixels, after = parse_op(layer.ops[op]), layer.in_size**2, (-(-layer.in_size // layer.stride)) ** 2
+        x, d = (2 * batch * p * c for p, c in ((pixels, layer.in_channels), (after, layer.out_channels)))
+        if kind.family != "MB":
+            total += x + 3 * d + (x * 2 + 5 * d if training else 0)
+            continue
+        hidden = kind.expansion * layer.in_channels
+        a, b = (2 * batch * p * hidden for p in (pixels, after))
+        a = a if kind.expansion > 1 else 0
+        residual = x if x == d and layer.stride == 1 else 0
+        total += (x + a if a else 0) + (a or x) + 2 * b + 3 * d + residual
+        if training:
+            total += 4 * d + 2 * b + 2 * b + 2 * (a or x) + (2 * a + 2 * x if a else 0) + residual
+    return total
+
+
+def after_eager(name, batch, count):
+    """A trainer that has run its first paths once plainly: PyTorch has to choose its convolutions where a shape is new."""
+    trainer = Trainer(name, batch)
+    trainer.net.train()
+    start = time.perf_counter()
     with engine.using("off"):
-        for path in paths:
+        for path in trainer.paths[:count]:
             trainer.train(path)
-            train.append(min(timed(trainer.train, path)[0] for _ in range(2)))
-            with bn_mode(trainer.net, "batch"):
-                trainer.evaluate(path)
-                evaluate.append(min(timed(trainer.evaluate, path)[0] for _ in range(2)))
-            if time.perf_counter() - start > patience:
-                break
-    return {"train": train, "evaluate": evaluate}
+    told = RESULTS.setdefault("step", {})[name] = {"paths": count, "eager_first_s": time.perf_counter() - start}
+    print(f"{name}, batch {batch}; the first run of {count} paths took eager {told['eager_first_s']:.0f} s", flush=True)
+    return trainer
 
 
-def step(spaces, batch, patience=25):
-    """A new random path every step, with the engine and eager; memory of the largest path."""
+def measure(trainer, bandwidth):
+    """The same random paths one after the other, plain and with the engine; new paths; memory of the largest one."""
+    told, batch = RESULTS["step"][trainer.space.name], len(trainer.images)
+    paths = trainer.paths[: told["paths"]]
+    print(trainer.space.name)
+    told |= new_paths(trainer, trainer.paths[len(paths) : len(paths) + 50])
+    for what, work in (("train", trainer.train), ("evaluate", trainer.evaluate)):
+        with bn_mode(trainer.net, "batch") if what == "evaluate" else nullcontext():
+            for mode in ("off", "auto"):
+                with engine.using(mode):
+                    work(paths[0])
+                    alone = [timed(work, path)[0] for path in paths]
+                    told[f"{what}_{mode}_ms"], told[f"{what}_{mode}_alone_ms"] = in_a_row(work, paths), alone
+        eager, ours = told[f"{what}_off_ms"], told[f"{what}_auto_ms"]
+        told[f"{what}_ratio"] = eager / ours
+        floor = statistics.mean(floor_bytes(trainer.space, path, batch, what == "train") for path in paths) / bandwidth
+        told[f"{what}_floor_ms"] = floor = 1e3 * floor
+        print(f"  {what}, the same {len(paths)} paths in a row: eager {eager:.1f} ms, engine {ours:.1f} ms a step: {eager / ours:.2f}x images/s; "
+              f"waited for one by one (medians): {statistics.median(told[f'{what}_off_alone_ms']):.1f} and {statistics.median(told[f'{what}_auto_alone_ms']):.1f} ms; "
+              f"moving the activations at copy speed takes {floor:.1f} ms", flush=True)  # fmt: skip
+    largest = [max(range(len(layer.ops)), key=lambda i, layer=layer: layer.cost(layer.ops[i]).macs) for layer in trainer.space.layers]  # fmt: skip
+    for mode in ("auto", "off"):
+        with engine.using(mode):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            timed(trainer.train, largest)
+            told[f"memory_gib_{mode}"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+    print(f"  memory that a step on the largest path takes: eager {told['memory_gib_off']:.1f} GiB, engine {told['memory_gib_auto']:.1f} GiB", flush=True)  # fmt: skip
+
+
+def step(spaces, batch, bandwidth, count=8):
     for name in spaces:
-        print(f"{name}, batch {batch}", flush=True)
-        trainer = Trainer(name, batch)
-        trainer.net.train()
-        told = RESULTS.setdefault("step", {})[name] = engine_steps(trainer, trainer.paths[:50])
-        for what, eager in eager_steps(trainer, trainer.paths[:50], patience).items():
-            ours = told[f"{what}_ms"][: len(eager)]
-            told[f"{what}_eager_ms"], ratio = eager, sum(eager) / sum(ours)
-            told[f"{what}_ratio"] = ratio
-            print(f"  {what}: eager {statistics.median(eager):.1f} ms, engine {statistics.median(ours):.1f} ms on the same {len(eager)} paths: {ratio:.2f}x images/s", flush=True)  # fmt: skip
-        largest = [max(range(len(layer.ops)), key=lambda i, layer=layer: layer.cost(layer.ops[i]).macs) for layer in trainer.space.layers]  # fmt: skip
-        for mode in ("auto", "off"):
-            with engine.using(mode):
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-                timed(trainer.train, largest)
-                told[f"memory_gib_{mode}"] = torch.cuda.max_memory_allocated() / 2**30
-        print(f"  memory of the largest path: eager {told['memory_gib_off']:.1f} GiB, engine {told['memory_gib_auto']:.1f} GiB", flush=True)  # fmt: skip
-        del trainer
+        measure(after_eager(name, batch, count), bandwidth)
         torch.cuda.empty_cache()
+
+
+def equal(steps=200, batch=128, seeds=3):
+    """Trainings of `macro` with the engine and without, on blurred patterns with noise: the loss at their ends."""
+    ends = {"auto": [], "off": []}
+    for seed in range(seeds):
+        for mode in ends:
+            trainer = Trainer("macro", batch, seed)
+            trainer.net.train()
+            generator = torch.Generator(DEVICE).manual_seed(seed)
+            patterns = torch.randn(10, 3, 4, 4, device=DEVICE, generator=generator)
+            patterns = F.interpolate(patterns, size=32, mode="bilinear")
+            losses = []
+            with engine.using(mode):
+                for path in trainer.space.sample(steps, np.random.default_rng(seed)).tolist():
+                    trainer.labels = torch.randint(10, (batch,), device=DEVICE, generator=generator)
+                    noise = torch.randn(batch, 3, 32, 32, device=DEVICE, generator=generator)
+                    trainer.images = (patterns[trainer.labels] + 4 * noise).to(memory_format=torch.channels_last)
+                    losses.append(trainer.train(path))
+            ends[mode].append(torch.stack(losses)[-steps // 4 :].mean().item())
+    RESULTS["equal"] = ends
+    print(f"loss of the last quarter of {steps} steps, seeds 0 to {seeds - 1}: engine {ends['auto']}, plain {ends['off']}", flush=True)  # fmt: skip
 
 
 def profile(spaces, batch):
@@ -302,7 +383,7 @@ def compiled(spaces, batch):
         for kind, network in (("compiled", torch.compile(subnet)), ("off", subnet), ("auto", subnet)):
             trainer.net = lambda images, path, network=network: network(images)
             trainer.optimizer = torch.optim.SGD(subnet.parameters(), 0.01, 0.9, nesterov=True)
-            with engine.using("off" if kind == "off" else "auto"):
+            with engine.using("auto" if kind == "auto" else "off"):
                 first = timed(trainer.train, None)[0]
                 line["compile s"] += first / 1e3 if kind == "compiled" else 0.0
                 for what, work in (("train", trainer.train), ("evaluate", trainer.evaluate)):
@@ -323,7 +404,7 @@ def warm(spaces, batch):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", default=["warm", "check", "micro", "step", "profile", "compiled"])
+    parser.add_argument("parts", nargs="*", default=["warm", "check", "micro", "step", "equal", "profile", "compiled"])
     parser.add_argument("--spaces", nargs="+", default=["mobilenet", "mobilenet-se"])
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path())
@@ -334,10 +415,12 @@ def main():
     for part in arguments.parts:
         start = time.perf_counter()
         try:
-            if part == "check":
-                check()
+            if part in ("check", "equal"):
+                globals()[part]()
             elif part == "micro":
                 micro(arguments.batch, bandwidth)
+            elif part == "step":
+                step(arguments.spaces, arguments.batch, bandwidth)
             else:
                 globals()[part](arguments.spaces, arguments.batch)
         except Exception:

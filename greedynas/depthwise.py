@@ -11,6 +11,7 @@ Rows: output row o takes input row i with tap kh where i = S * o + kh - P. With 
 kh = j + P - S * d: a fixed pattern over groups g of S input rows, with d from D_MIN = -(P // S) on. Columns are alike.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -33,6 +34,7 @@ class Plan:
     channels: int = 1
     registers: int | None = None
     programs: int = 16  # for each multiprocessor
+    ahead: int = 1  # rows that are loaded before they are needed (forward)
 
     @property
     def block(self) -> int:
@@ -44,15 +46,20 @@ class Plan:
 
 
 # Registers decide: fewer mean more threads that hide each other's waiting, too few end in slow memory. The best of a handful
-# on an H200; (3, 2) and (7, 2) by analogy.
+# on an H200. Seven columns divide the maps of 224 px, four those of 32 px: what leaves the least over is taken.
 FORWARD = {  # (kernel, stride)
-    (3, 1): Plan(channels=2, registers=96, programs=32),
-    (5, 1): Plan(channels=2, registers=128, programs=32),
-    (7, 1): Plan(registers=128, programs=32),
-    (3, 2): Plan(registers=80, programs=32),
-    (5, 2): Plan(registers=96, programs=32),
-    (7, 2): Plan(registers=128, programs=32),
+    (3, 1): (Plan(7, 2, 128, programs=32), Plan(4, 2, 96, programs=32)),
+    (5, 1): (Plan(7, 2, 168, programs=32), Plan(4, 2, 128, programs=32)),
+    (7, 1): (Plan(4, 2, 255, programs=32), Plan(7, 1, 168, programs=32)),
+    (3, 2): (Plan(7, 2, 168, programs=32, ahead=2), Plan(4, 2, 128, programs=32, ahead=2)),
+    (5, 2): (Plan(4, 2, 168, programs=32, ahead=2),),
+    (7, 2): (Plan(4, 1, 168, programs=32, ahead=2),),
 }
+
+
+def least_left_over(width: int, columns: Sequence[int]) -> int:
+    """Which number of columns, by its place, cuts the width with the fewest to spare."""
+    return min(range(len(columns)), key=lambda i: cdiv(width, columns[i]) * columns[i])
 
 
 @triton.jit
@@ -141,7 +148,7 @@ def _emit(ring, ptr, column, width, C, pivot, total, square, T: tl.constexpr):
 def _forward(
     x_ptr, norm_ptr, w_ptr, y_ptr, part_ptr, N, H, W, OH, OW, CA, tiles, near, images,
     ALIGN: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr,
-    K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     P: tl.constexpr = K // 2
     D_MIN: tl.constexpr = -(P // S)
@@ -165,12 +172,16 @@ def _forward(
         x_image = x_ptr + tl.cast(n, tl.int64) * (H * W * C)
         y_image = y_ptr + tl.cast(n, tl.int64) * (OH * OW * C)
         ring = zeros(RING * T, BLOCK)
-        row = load_row(x_image + x_at, column, W, C, COUNT)
+        rows = ()  # on their way
+        for i in tl.static_range(AHEAD):
+            rows = rows + load_row(x_image + i * (W * C) + x_at, column, width_of(i, H, W), C, COUNT)
         for g in range(OH):
             for j in tl.static_range(S):
-                x = activations(row, column, width_of(g * S + j, H, W), scale, shift, COUNT, NORM, ACT)
-                after = g * S + j + 1  # it is loaded while this row is computed
-                row = load_row(x_image + after * (W * C) + x_at, column, width_of(after, H, W), C, COUNT)
+                x = activations(rows[:COUNT], column, width_of(g * S + j, H, W), scale, shift, COUNT, NORM, ACT)
+                after = g * S + j + AHEAD  # it is loaded while this row is computed
+                rows = rows[COUNT:] + load_row(
+                    x_image + after * (W * C) + x_at, column, width_of(after, H, W), C, COUNT
+                )
                 ring = _gather(ring, x, w, j, K, S, T, RING)
             if g >= -D_MIN:
                 pivot = tl.where((n == first) & (g == -D_MIN), ring[0], pivot)
@@ -185,7 +196,7 @@ def _forward(
     count = (tl.minimum(first + images, N) - first) * OH * tl.maximum(tl.minimum(OW - tile * T, T), 1)
     size = tiles * C
     at = tl.program_id(1) * size + tile * C + c
-    store_moments(part_ptr, at, tl.num_programs(1) * size, count.to(tl.float32), pivot, total, square, inside)
+    store_moments(part_ptr, at, tl.num_programs(1) * size, C, count.to(tl.float32), pivot, total, square, inside)
 
 
 @cache
@@ -206,9 +217,14 @@ def forward(
     x: Tensor, w: Tensor, stride: int, before: Tensor | None = None, act: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """The depthwise convolution of act(BatchNorm `before`(x)), x (images, H, W, C), and its moments."""
+    from greedynas import depthwise_whole
+
+    if depthwise_whole.fits(x, stride):
+        return depthwise_whole.forward(x, w, before, act)
     N, H, W, C = x.shape
     K, OH, OW = w.shape[-1], -(-H // stride), -(-W // stride)
-    plan = FORWARD[K, stride]
+    plans = FORWARD[K, stride]
+    plan = plans[least_left_over(OW, [plan.columns for plan in plans])]
     tiles, align = cdiv(OW, plan.columns), alignment(C)
     each, parts = split(N, tiles * C, plan, x.device)
     y, part = x.new_empty((N, OH, OW, C)), partial_moments(x, parts * tiles, C)
@@ -216,6 +232,6 @@ def forward(
         _forward, (cdiv(tiles * C, plan.block), parts),
         x, part if before is None else before, w, y, part,
         N, H, W, OH, OW, C // align, tiles, near_channels(C, align) // align, each,
-        align, before is not None, act, K, stride, plan.columns, plan.block, **plan.options,
+        align, before is not None, act, K, stride, plan.columns, plan.block, plan.ahead, **plan.options,
     )  # fmt: skip
     return y, part

@@ -12,9 +12,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from greedynas import depthwise_whole
 from greedynas.depthwise import (
     Plan,
     activations,
+    least_left_over,
     load_filter,
     load_row,
     near_channels,
@@ -25,13 +27,18 @@ from greedynas.depthwise import (
     zeros,
 )
 from greedynas.kernels import affine_row, backward_through
-from greedynas.launching import alignment, cdiv, launch, partial_sums
+from greedynas.launching import alignment, cdiv, launch, partial_sums, processors
+from greedynas.weights import sum_parts
 
-# One plan: both gradients at once, which reads less. Two: input, then weight, which takes fewer registers.
-BACKWARD = {
-    3: (Plan(channels=2, registers=168),),
-    5: (Plan(registers=168),),
-    7: (Plan(registers=168), Plan(registers=168)),
+# (kernel, stride): plans to choose from by the width. Of one: both gradients at once, which reads less. Of two: input, then
+# weight, which takes fewer registers.
+BACKWARD: dict[tuple[int, int], tuple[tuple[Plan, ...], ...]] = {
+    (3, 1): ((Plan(7, 2, 255),), (Plan(4, 2, 168),)),
+    (5, 1): ((Plan(7, 1, 255),), (Plan(4, 1, 168),)),
+    (7, 1): ((Plan(7, 1, 255), Plan(7, 1, 255)), (Plan(4, 1, 168), Plan(4, 1, 168))),
+    (3, 2): ((Plan(4, 2, 168),),),
+    (5, 2): ((Plan(4, 1, 168),),),
+    (7, 2): ((Plan(4, 1, 255),),),
 }
 
 
@@ -199,7 +206,7 @@ def _backward(
                 )  # fmt: skip
     size = tiles * C
     if INPUT and NORM:
-        part = part_ptr + tl.program_id(1) * size + tile * C + c
+        part = part_ptr + tl.program_id(1) * size + (3 + tile) * C + c
         tl.store(part, total, mask=inside)
         tl.store(part + tl.num_programs(1) * size, product, mask=inside)
     if WEIGHT:
@@ -213,13 +220,16 @@ def backward(
     before: Tensor | None = None, act: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of z of BatchNorm `before` (of x itself without one), its partial sums, and of the weights, float32."""
-    plans = BACKWARD[w.shape[-1]]
+    if depthwise_whole.fits(x, stride):
+        return depthwise_whole.backward(g, y, coef, x, w, before, act)
+    choice = BACKWARD[w.shape[-1], stride]
+    plans = choice[least_left_over(x.shape[2], [plans[0].columns for plans in choice])]
     if len(plans) == 1:
         out, part, sums = _gradients(plans[0], True, True, g, y, coef, x, w, stride, before, act)
     else:
         out, part, _ = _gradients(plans[0], True, False, g, y, coef, x, w, stride, before, act)
         _, _, sums = _gradients(plans[1], False, True, g, y, coef, x, w, stride, before, act)
-    return out, part, sums.sum((0, 2)).t().contiguous().view(w.shape)
+    return out, part, sum_parts(sums, w, taps=w.shape[-1] ** 2, tiles=sums.shape[2])
 
 
 def _gradients(
@@ -230,6 +240,10 @@ def _gradients(
     K, (_, OH, OW, _) = w.shape[-1], g.shape
     tiles, align = cdiv(W, plan.columns), alignment(C)
     each, parts = split(N, tiles * C, plan, x.device)
+    if of_weight:  # sums that are written and read again: on small images fewer
+        few = max(3 * processors(x.device) // cdiv(tiles * C, plan.block), N * H * W // (4 * K * K * tiles), 1)
+        each = cdiv(N, min(parts, few))
+        parts = cdiv(N, each)
     out = torch.empty_like(x) if of_input else x
     part = partial_sums(x, parts * tiles, C) if of_input and before is not None else coef
     sums = torch.empty((parts, K * K, tiles, C), dtype=torch.float32, device=x.device) if of_weight else coef

@@ -22,6 +22,7 @@ MODES: tuple[Mode, ...] = ("auto", "on", "off")
 ACTS: dict[type, str | None] = {nn.ReLU: "relu", nn.Hardswish: "hard_swish", type(None): None}
 SHAPES = {(kernel, stride) for kernel in (3, 5, 7) for stride in (1, 2)}  # of the depthwise kernels
 _mode: Mode = "auto"
+_ends: dict[str, Tensor] = {}  # where an MBConv block writes, while it is recorded in graphs
 
 
 def use(mode: Mode) -> None:
@@ -46,6 +47,16 @@ def using(mode: Mode) -> Iterator[None]:
         use(before)
 
 
+@contextmanager
+def writing(**ends: Tensor) -> Iterator[None]:
+    """An MBConv block that is run inside writes its `out` or the `gradient` of its input to these places, (images, H, W, C)."""
+    _ends.update(ends)
+    try:
+        yield
+    finally:
+        _ends.clear()
+
+
 def applies(x: Tensor, *norms: nn.BatchNorm2d) -> bool:
     """Whether the engine takes this input, and these BatchNorms as they are set up now."""
     if _mode == "off" or (_mode == "auto" and not _fast_here(x)):
@@ -53,7 +64,9 @@ def applies(x: Tensor, *norms: nn.BatchNorm2d) -> bool:
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or torch.compiler.is_compiling():
         return False
     pixels = x.numel() // x.shape[1] if x.shape[1] else 0
-    return pixels > 1 and all(norm.affine and norm.momentum is not None for norm in norms)
+    return pixels > 1 and all(
+        type(norm) is nn.BatchNorm2d and norm.affine and norm.momentum is not None for norm in norms
+    )
 
 
 def takes(block: Any, x: Tensor) -> bool:
@@ -72,11 +85,16 @@ def takes(block: Any, x: Tensor) -> bool:
 def _fast_here(x: Tensor) -> bool:
     if not (x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16):
         return False
-    return _has_triton() and torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return _capable(x.device)
 
 
 @cache
-def _has_triton() -> bool:
+def _capable(device: torch.device) -> bool:
+    return has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
@@ -88,20 +106,27 @@ def norm_act(y: Tensor, norm: nn.BatchNorm2d, activation: nn.Module | None) -> T
 
 def mbconv(block: Any, x: Tensor) -> Tensor:
     """A whole MBConv block."""
+    if x.is_cuda:
+        x = x.to(torch.bfloat16)
+    with _device(x):
+        if torch.is_grad_enabled():
+            parameters = _parameters(block)
+            if any(t.requires_grad for t in (x, *parameters)):
+                return _MBConv.apply(x, block, *parameters)  # type: ignore[no-any-return]
+        return _nchw(_forward(block, _nhwc(x), None))
+
+
+def _parameters(block: Any) -> list[Tensor]:
+    """In the order of the gradients that `_MBConv` returns."""
     parts = [block.expand, block.depthwise, block.project]
     parameters = [p for part in parts if part is not None for p in (part.conv.weight, part.norm.weight, part.norm.bias)]
     if block.se is not None:
         parameters += [block.se.reduce.weight, block.se.reduce.bias, block.se.expand.weight, block.se.expand.bias]
-    if x.is_cuda:
-        x = x.to(torch.bfloat16)
-    with _device(x):
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *parameters)):
-            return _MBConv.apply(x, block, *parameters)  # type: ignore[no-any-return]
-        return _nchw(_forward(block, _nhwc(x), None))
+    return parameters
 
 
 def _device(x: Tensor) -> Any:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return torch.cuda.device(x.device) if x.is_cuda and x.get_device() != torch.cuda.current_device() else nullcontext()
 
 
 def _nhwc(x: Tensor) -> Tensor:
@@ -117,9 +142,9 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _like(grad: Tensor, weight: Tensor) -> Tensor:
-    """A weight's gradient in the very layout of the weight: then neither autograd nor the optimizer has to copy it."""
-    return grad.as_strided(weight.shape, weight.stride())
+def _pixels(x: Tensor) -> int:
+    """Of all images."""
+    return x.numel() // x.shape[-1]
 
 
 def _from_batch(norm: nn.BatchNorm2d) -> bool:
@@ -132,12 +157,11 @@ class _NormAct(torch.autograd.Function):
         from greedynas import kernels
 
         y = _nhwc(y)
-        rows = _rows(y)
         ctx.batch = _from_batch(norm)
-        vectors = kernels.finish_norm(norm, kernels.statistics(rows) if ctx.batch else norm.weight[None])
+        vectors = kernels.finish_norm(norm, kernels.statistics(y) if ctx.batch else None)
         ctx.act = act
         ctx.save_for_backward(y, vectors)
-        return _nchw(kernels.normalise(rows, vectors, act=act).view_as(y))
+        return _nchw(kernels.normalise(y, vectors, act=act))
 
     @staticmethod
     @once_differentiable
@@ -145,11 +169,10 @@ class _NormAct(torch.autograd.Function):
         from greedynas import kernels
 
         y, vectors = ctx.saved_tensors
-        g, rows = _rows(_nhwc(grad)), _rows(y)
-        part = kernels.gradient_sums(g, rows, vectors, ctx.act)
-        coef, weight, bias = kernels.finish_gradient(vectors, part, len(rows), ctx.batch)
-        out = kernels.gradient_apply(g, rows, vectors, coef, ctx.act)
-        return _nchw(out.view_as(y)), None, None, weight, bias
+        g = _nhwc(grad)
+        part = kernels.gradient_sums(g, y, vectors, ctx.act)
+        coef, weight, bias = kernels.finish_gradient(vectors, part, _pixels(y), ctx.batch)
+        return _nchw(kernels.gradient_apply(g, y, vectors, coef, ctx.act)), None, None, weight, bias
 
 
 class _MBConv(torch.autograd.Function):
@@ -168,113 +191,97 @@ class _MBConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas import depthwise_backward, gating, kernels, pointwise
+        from greedynas import depthwise_backward, excitation, kernels, pointwise_backward
 
         saved: dict[str, Tensor] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        x, b, d, gate = saved["x"], saved["b"], saved["d"], saved.get("gate")
-        g, act = _rows(_nhwc(grad)), ctx.act
+        x, b, d, norm_b, act = saved["x"], saved["b"], saved["d"], saved["norm_b"], ctx.act
+        g = _nhwc(grad)
         # From the output through the last BatchNorm: its input's gradient is formed where it is needed.
         part = kernels.gradient_sums(g, d, saved["norm_d"])
-        coef, d_weight, d_bias = kernels.finish_gradient(saved["norm_d"], part, len(d), ctx.batch[2])
-        project = pointwise.weight_gradient(g, d, coef, _rows(b), saved["norm_b"], act, gate)
-        project = _like(project, saved["project"])
-        se: tuple[Tensor, ...] = ()
-        if gate is None:
-            gb, part = pointwise.input_gradient(
-                g, d, coef, saved["w_project"], x=_rows(b), before=saved["norm_b"], act=act
-            )
+        coef, d_weight, d_bias = kernels.finish_gradient(saved["norm_d"], part, _pixels(d), ctx.batch[2])
+        se: list[Tensor] = []
+        if "gate" in saved:
+            gb, part, project, *se = excitation.gated_gradients(g, coef, saved, act)
         else:
-            gb, _ = pointwise.input_gradient(g, d, coef, saved["w_project"])
-            gate_grad = gating.image_sums(_rows(b), saved["norm_b"], act, len(b), gb)
-            squeeze_grad, *se_grads = _excite_gradient(gate_grad, saved)
-            se = tuple(se_grads)
-            squeeze_grad = squeeze_grad / (b.shape[1] * b.shape[2])
-            part = gating.gate_gradient(gb, gate, squeeze_grad, _rows(b), saved["norm_b"], act)
-        coef, b_weight, b_bias = kernels.finish_gradient(saved["norm_b"], part, len(gb), ctx.batch[1])
+            gb, part, project = pointwise_backward.narrowing(
+                g, d, coef, saved["w_project"], saved["project"], b, norm_b, act
+            )
+        coef, b_weight, b_bias = kernels.finish_gradient(norm_b, part, _pixels(b), ctx.batch[1])
         # Through the depthwise convolution to the BatchNorm before it, or to the block's input.
-        a: Tensor = saved.get("a", x)
-        norm_a = saved.get("norm_a")
+        a, norm_a = saved.get("a", x), saved.get("norm_a")
         ga, part, depth = depthwise_backward.backward(
-            gb.view_as(b), b, coef, a, saved["w_depthwise"], ctx.stride, norm_a, None if norm_a is None else act
+            gb, b, coef, a, saved["w_depthwise"], ctx.stride, norm_a, None if norm_a is None else act
         )
-        depth = _like(depth, saved["w_depthwise"])
         if norm_a is None:
-            dx = ga + g.view_as(ga) if ctx.residual else ga
+            dx = ga + g if ctx.residual else ga
             return _nchw(dx), None, depth, b_weight, b_bias, project, d_weight, d_bias, *se
-        coef, a_weight, a_bias = kernels.finish_gradient(norm_a, part, len(_rows(a)), ctx.batch[0])
-        expand = _like(pointwise.weight_gradient(_rows(ga), _rows(a), coef, _rows(x)), saved["expand"])
-        dx, _ = pointwise.input_gradient(
-            _rows(ga), _rows(a), coef, saved["w_expand"], add=g if ctx.residual else None
-        )  # fmt: skip
+        coef, a_weight, a_bias = kernels.finish_gradient(norm_a, part, _pixels(a), ctx.batch[0])
+        dx, expand = pointwise_backward.widening(
+            ga, a, coef, saved["w_expand"], saved["expand"], x, g if ctx.residual else None, _ends.get("gradient")
+        )
         return (
-            _nchw(dx.view_as(x)), None, expand, a_weight, a_bias, depth, b_weight, b_bias,
-            project, d_weight, d_bias, *se,
+            _nchw(dx), None, expand, a_weight, a_bias, depth, b_weight, b_bias, project, d_weight, d_bias, *se,
         )  # fmt: skip
 
 
 def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     """The block's output, x and it (images, H, W, C); what the backward pass needs goes into `saved`."""
-    from greedynas import depthwise, gating, kernels, pointwise
+    from greedynas import depthwise, excitation, gating, kernels, pointwise
 
-    act, stride = ACTS[type(block.depthwise.activation)], block.depthwise.conv.stride[0]
+    expand, middle, project = block.expand, block.depthwise, block.project
+    act, stride = ACTS[type(middle.activation)], middle.conv.stride[0]
     keep: dict[str, Any] = {"x": x}
     a, norm_a = x, None
-    if block.expand is not None:
-        w_expand = _matrix(block.expand.conv, x)
-        rows, part = pointwise.forward(_rows(x), w_expand)
-        norm_a = kernels.finish_norm(block.expand.norm, part)
-        a = rows.view(*x.shape[:3], -1)
-        keep.update(a=a, norm_a=norm_a, w_expand=w_expand, expand=block.expand.conv.weight)
-        del rows
-    w_depthwise = block.depthwise.conv.weight
+    if expand is None:
+        w_project = _matrix(project.conv, x)
+    else:
+        w_expand, w_project = _matrices(expand.conv, project.conv, x)
+        a, part = pointwise.forward(x, w_expand)
+        norm_a = kernels.finish_norm(expand.norm, part)
+        keep.update(a=a, norm_a=norm_a, w_expand=w_expand, expand=expand.conv.weight)
+    w_depthwise = middle.conv.weight
     b, part = depthwise.forward(a, w_depthwise, stride, norm_a, None if norm_a is None else act)
-    norm_b = kernels.finish_norm(block.depthwise.norm, part)
+    norm_b = kernels.finish_norm(middle.norm, part)
     keep.update(b=b, norm_b=norm_b, w_depthwise=w_depthwise)
     if saved is None:
         keep.clear()
     del a
     gate = None
     if block.se is not None:
-        squeezed = gating.image_sums(_rows(b), norm_b, act, len(b)) / (b.shape[1] * b.shape[2])
-        gate, hidden, logits = _excite(block.se, squeezed)
+        squeezed = gating.image_sums(b, norm_b, act, len(b)) / (b.shape[1] * b.shape[2])
+        gate, hidden, logits = excitation.excite(block.se, squeezed)
         gate = gate.to(x.dtype)
         keep.update(gate=gate, squeezed=squeezed, hidden=hidden, logits=logits)
         keep.update(w_reduce=block.se.reduce.weight, w_excite=block.se.expand.weight)
-    w_project = _matrix(block.project.conv, x)
-    d, part = pointwise.forward(_rows(b), w_project, norm_b, act, gate)
-    norm_d = kernels.finish_norm(block.project.norm, part)
-    keep.update(d=d, norm_d=norm_d, w_project=w_project, project=block.project.conv.weight)
-    out = kernels.normalise(d, norm_d, _rows(x) if block.residual else None)
+    d, part = pointwise.forward(b, w_project, norm_b, act, gate)
+    norm_d = kernels.finish_norm(project.norm, part)
+    keep.update(d=d, norm_d=norm_d, w_project=w_project, project=project.conv.weight)
     if saved is not None:
         saved.update(keep)
-    return out.view(*b.shape[:3], -1)
+    return kernels.normalise(d, norm_d, x if block.residual else None, into=_ends.get("out"))
+
+
+def _matrices(first: nn.Conv2d, second: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one kernel."""
+    from greedynas import weights
+
+    if "cast" in first.__dict__:
+        return _matrix(first, x), _matrix(second, x)
+    return weights.cast(first.weight.detach(), second.weight.detach(), x.dtype)
 
 
 def _matrix(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    return conv.weight.detach().flatten(1).to(x.dtype)
+    cast: Tensor | None = conv.__dict__.get("cast")  # a copy that is kept up, while graphs are recorded
+    return conv.weight.detach().flatten(1).to(x.dtype) if cast is None else cast
 
 
-def _excite(se: Any, squeezed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate (images, C) in float32, and what its gradient needs."""
-    with torch.autocast(squeezed.device.type, enabled=False):
-        hidden = nn.functional.linear(squeezed, se.reduce.weight.flatten(1), se.reduce.bias)
-        logits = nn.functional.linear(nn.functional.hardswish(hidden), se.expand.weight.flatten(1), se.expand.bias)
-        return nn.functional.hardsigmoid(logits), hidden, logits
+def prepare(net: Any, batch: int) -> None:
+    """`warm_up` for a bf16 training of a supernet on large images, where the engine will run. Small ones are recorded."""
+    from greedynas.recording import SMALL
 
-
-def _excite_gradient(grad: Tensor, saved: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """Gradients of the squeezed activations and of the four parameters of SqueezeExcite."""
-    w_reduce, w_excite, hidden = saved["w_reduce"], saved["w_excite"], saved["hidden"]
-    with torch.autocast(grad.device.type, enabled=False):
-        logits = torch.ops.aten.hardsigmoid_backward(grad, saved["logits"])
-        inner = torch.ops.aten.hardswish_backward(logits @ w_excite.flatten(1), hidden)
-        return (
-            inner @ w_reduce.flatten(1),
-            _like(inner.t() @ saved["squeezed"], w_reduce),
-            inner.sum(0),
-            _like(logits.t() @ nn.functional.hardswish(hidden), w_excite),
-            logits.sum(0),
-        )
+    device = next(net.parameters()).device
+    if device.type == "cuda" and _mode != "off" and _capable(device) and net.space.image_size > SMALL:
+        warm_up(net.space, batch, device)
 
 
 def warm_up(space: Any, batch: int, device: torch.device | str = "cuda", training: bool = True) -> None:
@@ -296,18 +303,25 @@ def warm_up(space: Any, batch: int, device: torch.device | str = "cuda", trainin
                 if not dry:
                     initialise(block)
                 block.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-                _try_out(block, layer, batch, device, training)
+                _try_out(
+                    block, layer, batch, device, training, layer == space.stem_layers[0], (layer,) == space.head_layers
+                )
                 if not dry:
                     block.to("meta")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _try_out(block: nn.Module, layer: Any, batch: int, device: torch.device, training: bool) -> None:
+def _try_out(
+    block: nn.Module, layer: Any, batch: int, device: torch.device, training: bool, first: bool, last: bool
+) -> None:
+    from greedynas import ends
+
     shape = (batch, layer.in_channels, layer.in_size, layer.in_size)
-    x = torch.zeros(shape, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    x = torch.zeros(shape, device=device, dtype=torch.float32 if first else torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last).requires_grad_(training and not first)  # images want no gradient
     with torch.autocast(device.type, torch.bfloat16), torch.set_grad_enabled(training):
-        out = block(x.requires_grad_(training))
+        out = ends.pooled(block, x) if last and ends.pools(block, x) else block(x)
     if training:
         out.backward(torch.zeros_like(out))
         block.zero_grad()

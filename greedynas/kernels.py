@@ -6,10 +6,9 @@ those of many programs and one over these in a fixed order, so results do not de
 Golub and LeVeque do, from counts, means and sums of squares around them: exact also where a mean is far from zero.
 
 A BatchNorm is four vectors, the rows of `norm`: mean, 1 / standard deviation, scale and shift, with z = y * scale + shift.
-Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b * y + c, the rows of `coef`.
+Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b * y + c, the rows of `coef`. Both are the first
+rows of the tensor with the parts that they are computed from: memory takes longer to get than to have.
 """
-
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -50,8 +49,25 @@ def affine_row(rows_ptr, row: tl.constexpr, C, c, inside):
 
 
 @triton.jit
-def store_moments(part_ptr, at, size, count, pivot, total, square, mask):
+def tile_of_rows(tile, c, M, C, BLOCK_R: tl.constexpr):
+    """Where the elements of BLOCK_R rows lie in a matrix (M, C), and which of them exist."""
+    r = tl.arange(0, BLOCK_R)[:, None]
+    inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
+    return tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :]), inside
+
+
+@triton.jit
+def store_sums(part_ptr, C, c, total, product):
+    """Both sums of a gradient by this program, the second of the grid's axes."""
+    part = part_ptr + (3 + tl.program_id(1)) * C + c
+    tl.store(part, tl.sum(total, 0), mask=c < C)
+    tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
+
+
+@triton.jit
+def store_moments(part_ptr, at, size, C, count, pivot, total, square, mask):
     """Count, mean and squared deviations, from sums around a pivot."""
+    part_ptr += 4 * C
     away = total / count
     tl.store(part_ptr + at, count + tl.zeros_like(away), mask=mask)
     tl.store(part_ptr + size + at, pivot + away, mask=mask)
@@ -61,6 +77,7 @@ def store_moments(part_ptr, at, size, count, pivot, total, square, mask):
 @triton.jit
 def _pooled(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Count, mean and variance of all, from those of R parts."""
+    part_ptr += 4 * C
     pivot = tl.load(part_ptr + R * C + c, mask=inside, other=0.0)
     counts = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -81,6 +98,7 @@ def _pooled(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.conste
 @triton.jit
 def _totals(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Both sums of a gradient, over R rows of partial ones."""
+    part_ptr += 3 * C
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for start in range(0, R, BLOCK_R):
@@ -93,13 +111,13 @@ def _totals(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.conste
 
 @triton.jit(do_not_specialize=["R", "C"])
 def _finish_norm(
-    part_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, tracked_ptr, norm_ptr, R, C, momentum, eps,
+    norm_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, tracked_ptr, R, C, momentum, eps,
     BATCH: tl.constexpr, TRACK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = c < C
     if BATCH:
-        count, mean, var = _pooled(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
+        count, mean, var = _pooled(norm_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
         var = tl.maximum(var, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         mean = tl.load(mean_ptr + c, mask=inside, other=0.0)
@@ -123,7 +141,7 @@ def _finish_norm(
 
 @triton.jit(do_not_specialize=["R", "C", "count"])
 def _finish_gradient(
-    part_ptr, norm_ptr, coef_ptr, gamma_grad_ptr, beta_grad_ptr, R, C, count,
+    coef_ptr, norm_ptr, gamma_grad_ptr, beta_grad_ptr, R, C, count,
     BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -131,7 +149,7 @@ def _finish_gradient(
     mean = tl.load(norm_ptr + c, mask=inside, other=0.0)
     inverse = tl.load(norm_ptr + C + c, mask=inside, other=0.0)
     scale = tl.load(norm_ptr + 2 * C + c, mask=inside, other=0.0)
-    total, product = _totals(part_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
+    total, product = _totals(coef_ptr, R, C, c, inside, BLOCK_R, BLOCK_C)
     product *= inverse
     b = -scale * inverse * product / count if BATCH else tl.zeros_like(scale)
     c0 = -scale * total / count - b * mean if BATCH else tl.zeros_like(scale)
@@ -152,15 +170,14 @@ def _statistics(y_ptr, part_ptr, M, CA, ALIGN: tl.constexpr, BLOCK_R: tl.constex
     square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     count = 0.0
     for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
-        r = tl.arange(0, BLOCK_R)[:, None]
-        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
-        y = tl.load(y_ptr + tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :]), mask=inside, other=0.0)
+        at, inside = tile_of_rows(tile, c, M, C, BLOCK_R)
+        y = tl.load(y_ptr + at, mask=inside, other=0.0)
         y = tl.where(inside, y.to(tl.float32) - pivot[None, :], 0.0)
         total += y
         square += y * y
         count += tl.minimum(M - tile * BLOCK_R, BLOCK_R)
     at = tl.program_id(1) * C + c
-    store_moments(part_ptr, at, tl.num_programs(1) * C, count, pivot, tl.sum(total, 0), tl.sum(square, 0), c < C)
+    store_moments(part_ptr, at, tl.num_programs(1) * C, C, count, pivot, tl.sum(total, 0), tl.sum(square, 0), c < C)
 
 
 @triton.jit(do_not_specialize=["M", "CA"])
@@ -170,10 +187,7 @@ def _normalise(
 ):  # fmt: skip
     C = CA * ALIGN
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    r = tl.arange(0, BLOCK_R)[:, None]
-    start = tl.program_id(0).to(tl.int64) * BLOCK_R
-    inside = (r < M - start) & (c < C)[None, :]
-    at = start * C + (r * C + c[None, :])
+    at, inside = tile_of_rows(tl.program_id(0), c, M, C, BLOCK_R)
     z = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
     z = z * affine_row(norm_ptr, 2, C, c, c < C)[None, :] + affine_row(norm_ptr, 3, C, c, c < C)[None, :]
     if RESIDUAL:
@@ -194,17 +208,13 @@ def _gradient_sums(
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     product = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for tile in range(tl.program_id(1), tl.cdiv(M, BLOCK_R), tl.num_programs(1)):
-        r = tl.arange(0, BLOCK_R)[:, None]
-        inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
-        at = tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :])
+        at, inside = tile_of_rows(tile, c, M, C, BLOCK_R)
         g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
         g = backward_through(g, y * scale + shift, ACT)
         total += g
         product += g * (y - mean)
-    part = part_ptr + tl.program_id(1) * C + c
-    tl.store(part, tl.sum(total, 0), mask=c < C)
-    tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
+    store_sums(part_ptr, C, c, total, product)
 
 
 @triton.jit(do_not_specialize=["M", "CA"])
@@ -214,10 +224,7 @@ def _gradient_apply(
 ):  # fmt: skip
     C = CA * ALIGN
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    r = tl.arange(0, BLOCK_R)[:, None]
-    start = tl.program_id(0).to(tl.int64) * BLOCK_R
-    inside = (r < M - start) & (c < C)[None, :]
-    at = start * C + (r * C + c[None, :])
+    at, inside = tile_of_rows(tl.program_id(0), c, M, C, BLOCK_R)
     g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
     z = y * affine_row(norm_ptr, 2, C, c, c < C)[None, :] + affine_row(norm_ptr, 3, C, c, c < C)[None, :]
@@ -226,7 +233,13 @@ def _gradient_apply(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-# Launchers. Matrices are (M, C); a tensor that a kernel does not read is any pointer.
+# Launchers. Tensors are (..., C), seen as matrices (M, C); a tensor that a kernel does not read is any pointer.
+
+
+def size(y: Tensor) -> tuple[int, int]:
+    """M and C."""
+    C = y.shape[-1]
+    return y.numel() // C, C
 
 
 def columns(channels: int) -> int:
@@ -235,13 +248,13 @@ def columns(channels: int) -> int:
 
 
 def row_programs(y: Tensor, block_r: int, block_c: int) -> int:
-    per_row = cdiv(y.shape[1], block_c)
-    return max(1, min(cdiv(y.shape[0], block_r), 8 * processors(y.device) // per_row))
+    M, C = size(y)
+    return max(1, min(cdiv(M, block_r), 8 * processors(y.device) // cdiv(C, block_c)))
 
 
 def statistics(y: Tensor) -> Tensor:
     """Moments of parts of y, for `finish_norm`."""
-    M, C = y.shape
+    M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
     programs = row_programs(y, block_r, block_c)
@@ -250,65 +263,61 @@ def statistics(y: Tensor) -> Tensor:
     return part
 
 
-def finish_norm(norm: BatchNorm2d, part: Tensor) -> Tensor:
+def finish_norm(norm: BatchNorm2d, part: Tensor | None) -> Tensor:
     """From the moments of parts to mean, 1/std, scale and shift, as `norm` is set up: statistics of the batch or running
-    ones; the running ones are kept up exactly as BatchNorm2d does."""
-    batch = norm.training or norm.running_mean is None
-    track = norm.training and norm.track_running_stats and norm.running_mean is not None
+    ones, which need no parts; the running ones are kept up exactly as BatchNorm2d does."""
+    weight, mean, var = norm.weight, norm.running_mean, norm.running_var
+    batch = norm.training or mean is None
+    track = norm.training and norm.track_running_stats and mean is not None
     C = norm.num_features
-    out = torch.empty((4, C), dtype=torch.float32, device=norm.weight.device)
-    some: Any = norm.weight
+    out = weight.new_empty((4, C), dtype=torch.float32) if part is None else part
     launch(
-        _finish_norm, (cdiv(C, 8),), part, norm.weight, norm.bias,
-        norm.running_mean if norm.running_mean is not None else some,
-        norm.running_var if norm.running_var is not None else some,
-        norm.num_batches_tracked if track else some,
-        out, part.shape[1], C, float(norm.momentum or 0.0), norm.eps, batch, track, 512, 8, num_warps=8,
+        _finish_norm, (cdiv(C, 8),), out, weight, norm.bias, weight if mean is None else mean,
+        weight if var is None else var, norm.num_batches_tracked if track else weight,
+        (out.shape[0] - 4) // 3, C, float(norm.momentum or 0.0), norm.eps, batch, track, 512, 8, num_warps=8,
     )  # fmt: skip
     return out
 
 
 def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Coefficients of the input's gradient, and the gradients of BatchNorm's weight and bias."""
-    C = norm.shape[1]
-    coef = torch.empty((3, C), dtype=torch.float32, device=norm.device)
-    gamma, beta = torch.empty_like(coef[0]), torch.empty_like(coef[0])
+    rows, C = part.shape
+    gamma, beta = part.new_empty(C), part.new_empty(C)
     launch(
-        _finish_gradient, (cdiv(C, 8),), part, norm, coef, gamma, beta,
-        part.shape[1], C, float(count), batch, 512, 8, num_warps=8,
+        _finish_gradient, (cdiv(C, 8),), part, norm, gamma, beta,
+        (rows - 3) // 2, C, float(count), batch, 512, 8, num_warps=8,
     )  # fmt: skip
-    return coef, gamma, beta
+    return part, gamma, beta
 
 
-def normalise(y: Tensor, norm: Tensor, residual: Tensor | None = None, act: str | None = None) -> Tensor:
+def normalise(
+    y: Tensor, norm: Tensor, residual: Tensor | None = None, act: str | None = None, into: Tensor | None = None
+) -> Tensor:
     """act(y * scale + shift + residual)."""
-    M, C = y.shape
+    M, C = size(y)
     block_c, align = columns(C), alignment(C)
-    block_r, out = 4096 // block_c, torch.empty_like(y)
-    grid = (cdiv(M, block_r), cdiv(C, block_c))
+    block_r, out = 4096 // block_c, torch.empty_like(y) if into is None else into
     launch(
-        _normalise, grid,
-        y, norm, y if residual is None else residual, out, M, C // align,
-        align, residual is not None, act, block_r, block_c,
+        _normalise, (cdiv(M, block_r), cdiv(C, block_c)), y, norm, y if residual is None else residual, out,
+        M, C // align, align, residual is not None, act, block_r, block_c,
     )  # fmt: skip
     return out
 
 
 def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) -> Tensor:
     """Partial sums of the gradient of z and of its product with y - mean, from the gradient of act(z)."""
-    M, C = y.shape
-    block_c = columns(C)
+    M, C = size(y)
+    block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
     programs = row_programs(y, block_r, block_c)
-    part, align = partial_sums(y, programs, C), alignment(C)
-    grid = (cdiv(C, block_c), programs)
+    part, grid = partial_sums(y, programs, C), (cdiv(C, block_c), programs)
     launch(_gradient_sums, grid, g, y, norm, part, M, C // align, align, act, block_r, block_c)
     return part
 
 
 def gradient_apply(g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | None = None) -> Tensor:
     """The gradient of y, from that of act(z)."""
-    M, C = y.shape
+    M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r, out = 4096 // block_c, torch.empty_like(y)
     grid = (cdiv(M, block_r), cdiv(C, block_c))

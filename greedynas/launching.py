@@ -1,7 +1,8 @@
 """How Triton's kernels are started: the sizes of grids, and a short way to kernels that are compiled already."""
 
-from functools import cache
-from typing import Any
+from functools import cache, reduce
+from operator import or_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,15 @@ class Dry:
     on = False
 
 
+class Layout(NamedTuple):
+    """Where a kernel's numbers and its constants begin; the tensors come first."""
+
+    numbers: int
+    constants: int
+
+
 _compiled: dict[Any, Any] = {}
-_first_constants: dict[int, int] = {}
+_layouts: dict[int, Layout] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -26,26 +34,32 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if Dry.on:
         kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **options)
         return
-    if not args[0].is_cuda:  # Triton's interpreter
+    device = args[0].get_device()
+    if device < 0:  # Triton's interpreter
         kernel[grid](*args, enable_fp_fusion=True, **options)
         return
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    constants = args[_first_constant(kernel) :]
-    key = (id(kernel), args[0].get_device(), *[tensor.dtype for tensor in tensors], *constants, *options.values())
+    layout = _layouts.get(id(kernel)) or _layout(kernel)
+    tensors = args[: layout.numbers]
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    types = [tensor.dtype for tensor in tensors]
+    key = (id(kernel), device, *types, *args[layout.constants :], *options.values())
     known = _compiled.get(key)
-    if known is None or any(tensor.data_ptr() % 16 for tensor in tensors):
+    aligned = reduce(or_, pointers) & 15 == 0
+    if known is None or not aligned:
         made = kernel[grid](*args, enable_fp_fusion=True, **options)
-        if all(tensor.data_ptr() % 16 == 0 for tensor in tensors):
-            _compiled[key] = made
-    else:
-        known[(*grid, 1, 1)[:3]](*args)
+        if aligned:
+            _compiled[key] = made.run, made.function, made.packed_metadata
+        return
+    run, function, metadata = known
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(*(*grid, 1, 1)[:3], stream, function, metadata, None, None, None, *pointers, *args[layout.numbers :])
 
 
-def _first_constant(kernel: Any) -> int:
-    place = _first_constants.get(id(kernel))
-    if place is None:
-        place = _first_constants[id(kernel)] = [parameter.is_constexpr for parameter in kernel.params].index(True)
-    return place
+def _layout(kernel: Any) -> Layout:
+    constant = [parameter.is_constexpr for parameter in kernel.params].index(True)
+    pointer = [parameter.name.endswith("_ptr") for parameter in kernel.params]
+    layout = _layouts[id(kernel)] = Layout(pointer.index(False), constant)
+    return layout
 
 
 def cdiv(a: int, b: int) -> int:
@@ -71,10 +85,10 @@ def processors(device: torch.device) -> int:
 
 
 def partial_moments(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for count, mean and squared deviations of every channel by every program."""
-    return torch.empty((3, rows, width), dtype=torch.float32, device=y.device)
+    """Room for `norm`, which is to come of them, and for count, mean and squared deviations of every channel in every part."""
+    return y.new_empty((4 + 3 * rows, width), dtype=torch.float32)
 
 
 def partial_sums(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for two sums of every channel by every program."""
-    return torch.empty((2, rows, width), dtype=torch.float32, device=y.device)
+    """Room for `coef`, which is to come of them, and for two sums of every channel in every part."""
+    return y.new_empty((3 + 2 * rows, width), dtype=torch.float32)

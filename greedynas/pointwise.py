@@ -13,32 +13,34 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from greedynas.kernels import activate, affine_row, backward_through, store_moments
+from greedynas import products
+from greedynas.kernels import activate, affine_row, backward_through, size, store_moments, store_sums
 from greedynas.launching import alignment, cdiv, launch, partial_moments, partial_sums, power_of_two, processors
+from greedynas.weights import sum_parts
 
 
 @triton.jit
-def _fold_rows(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+def fold_rows(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
     """Add up the rows that one thread holds in the tensor cores' layout: (BM, BN) -> (8 * WARPS, BN), no shuffles."""
     x = tl.reshape(x, (BM // (16 * WARPS), WARPS, 2, 8, BN))
     return tl.reshape(tl.sum(tl.sum(x, 2), 0), (8 * WARPS, BN))
 
 
 @triton.jit
-def _fold_loaded(x, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
+def fold_loaded(x, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
     """The same for the layout of 16-byte loads, of which the program makes ROWS at a time."""
     return tl.sum(tl.reshape(x, (BM // ROWS, ROWS, BN)), 0)
 
 
 @triton.jit
-def _load_tile(ptr, r, c, rows, C):
+def load_tile(ptr, r, c, rows, C):
     return tl.load(ptr + r[:, None] * C + c[None, :], mask=(r[:, None] < rows) & (c[None, :] < C), other=0.0)
 
 
 @triton.jit
 def _normalised(x_ptr, norm_ptr, gate_ptr, first, r, c, rows, C, pixels, NORM: tl.constexpr, GATE: tl.constexpr, ACT: tl.constexpr):  # fmt: skip
     """A tile of activations: as stored, or act(BatchNorm(x)), times the gate of its image and channel."""
-    x = _load_tile(x_ptr, r, c, rows, C)
+    x = load_tile(x_ptr, r, c, rows, C)
     if NORM:
         scale = affine_row(norm_ptr, 2, C, c, c < C)
         shift = affine_row(norm_ptr, 3, C, c, c < C)
@@ -52,10 +54,10 @@ def _normalised(x_ptr, norm_ptr, gate_ptr, first, r, c, rows, C, pixels, NORM: t
 
 
 @triton.jit
-def _gradient(g_ptr, y_ptr, coef_ptr, r, c, rows, C):
+def gradient_tile(g_ptr, y_ptr, coef_ptr, r, c, rows, C):
     """A tile of the gradient of BatchNorm's input."""
-    g = _load_tile(g_ptr, r, c, rows, C)
-    y = _load_tile(y_ptr, r, c, rows, C)
+    g = load_tile(g_ptr, r, c, rows, C)
+    y = load_tile(y_ptr, r, c, rows, C)
     out = (
         y.to(tl.float32) * affine_row(coef_ptr, 1, C, c, c < C)[None, :] + affine_row(coef_ptr, 2, C, c, c < C)[None, :]
     )
@@ -103,10 +105,10 @@ def _forward(
         y = acc - pivot[None, :]
         if rows < BM:
             y = tl.where(r[:, None] < rows, y, 0.0)
-        total += _fold_rows(y, BM, BN, WARPS)
-        square += _fold_rows(y * y, BM, BN, WARPS)
+        total += fold_rows(y, BM, BN, WARPS)
+        square += fold_rows(y * y, BM, BN, WARPS)
     at = tl.program_id(1) * N + n
-    store_moments(part_ptr, at, tl.num_programs(1) * N, count, pivot, tl.sum(total, 0), tl.sum(square, 0), n < N)
+    store_moments(part_ptr, at, tl.num_programs(1) * N, N, count, pivot, tl.sum(total, 0), tl.sum(square, 0), n < N)
 
 
 @triton.jit(do_not_specialize=["M", "KA", "NA"])
@@ -135,12 +137,12 @@ def _input_gradient(
         first = tl.cast(tile, tl.int64) * BM
         rows = M - tile * BM
         if ONE_STEP:
-            acc = tl.dot(_gradient(g_ptr + first * K, y_ptr + first * K, coef_ptr, r, k, rows, K), w)
+            acc = tl.dot(gradient_tile(g_ptr + first * K, y_ptr + first * K, coef_ptr, r, k, rows, K), w)
         else:
             acc = tl.zeros((BM, BN), tl.float32)
             for start in range(0, K, BK):
                 c = start + k
-                g = _gradient(g_ptr + first * K, y_ptr + first * K, coef_ptr, r, c, rows, K)
+                g = gradient_tile(g_ptr + first * K, y_ptr + first * K, coef_ptr, r, c, rows, K)
                 w = tl.load(w_ptr + c[:, None] * N + n[None, :], mask=(n[None, :] < N) & (c[:, None] < K), other=0.0)
                 acc = tl.dot(g, w, acc)
         inside = (r[:, None] < rows) & (n[None, :] < N)
@@ -150,15 +152,13 @@ def _input_gradient(
             acc = backward_through(acc, x * scale + shift, ACT)
             if rows < BM:
                 acc = tl.where(r[:, None] < rows, acc, 0.0)
-            total += _fold_loaded(acc, BM, BN, ROWS)
-            product += _fold_loaded(acc * (x - mean), BM, BN, ROWS)
+            total += fold_loaded(acc, BM, BN, ROWS)
+            product += fold_loaded(acc * (x - mean), BM, BN, ROWS)
         elif END == "add":
             acc += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
     if END == "norm":
-        part = part_ptr + tl.program_id(1) * N + n
-        tl.store(part, tl.sum(total, 0), mask=n < N)
-        tl.store(part + tl.num_programs(1) * N, tl.sum(product, 0), mask=n < N)
+        store_sums(part_ptr, N, n, total, product)
 
 
 @triton.jit(do_not_specialize=["M", "KA", "NA", "pixels", "tiles"])
@@ -179,7 +179,7 @@ def _weight_gradient(
         first = tl.cast(tile, tl.int64) * BM
         rows = M - tile * BM
         x = _normalised(x_ptr + first * K, norm_ptr, gate_ptr, tile * BM, r, k, rows, K, pixels, NORM, GATE, ACT)
-        g = _gradient(g_ptr + first * N, y_ptr + first * N, coef_ptr, r, n, rows, N)
+        g = gradient_tile(g_ptr + first * N, y_ptr + first * N, coef_ptr, r, n, rows, N)
         if rows < BM:  # beyond the last row both sides are a constant, not zero
             g = tl.where(r[:, None] < rows, g, 0.0)
         acc = tl.dot(tl.trans(g), x, acc) if GROWS else tl.dot(tl.trans(x), g, acc)
@@ -216,6 +216,10 @@ class Tile:
 @cache
 def tile_of(job: str, K: int, N: int) -> Tile:
     """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm"."""
+    if job == "gradient" and N > 64:
+        return Tile(64, 128, 64, False, registers=255)
+    if job == "forward norm" and N >= 64 and K >= 192:
+        return Tile(128, 64, 64, False)
     norm = "norm" in job
     columns = power_of_two(N) if N <= 64 else 64
     # In one step the weights stay, and the next rows are loaded while these are computed.
@@ -227,9 +231,11 @@ def tile_of(job: str, K: int, N: int) -> Tile:
 
 
 @cache
-def weight_tile(narrow: int) -> Tile:
+def weight_tile(narrow: int, grows: bool) -> Tile:
     """The cut of a weight gradient (wide, narrow): the wide tensor is read once where the narrow one fits into a tile."""
     columns = min(128, power_of_two(narrow))
+    if columns == 128 and not grows:
+        return Tile(128, 128, 64, False, warps=8)
     depth = {64: 64, 128: 32}.get(columns, 128)
     return Tile(64, columns, depth, False, registers=None if columns < 64 else 168)
 
@@ -238,10 +244,12 @@ def forward(
     x: Tensor, w: Tensor, before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y = f(x) @ w.T and its moments, for the BatchNorm that follows. f: BatchNorm `before`, act and gate (images, K)."""
-    (M, K), N = x.shape, w.shape[0]
+    if before is None and products.forward_fits(x, w):
+        return products.forward(x, w)
+    (M, K), N = size(x), w.shape[0]
     tile = tile_of("forward" if before is None else "forward norm", K, N)
     grid, align = tile.programs(M, N, x.device), alignment(K, N)
-    y, part = x.new_empty((M, N)), partial_moments(x, grid[1], N)
+    y, part = x.new_empty((*x.shape[:-1], N)), partial_moments(x, grid[1], N)
     launch(
         _forward, grid, x, part if before is None else before, x if gate is None else gate, w, y, part,
         M, K // align, N // align, 1 if gate is None else M // gate.shape[0],
@@ -254,12 +262,13 @@ def forward(
 def input_gradient(
     g: Tensor, y: Tensor, coef: Tensor, w: Tensor,
     *, x: Tensor | None = None, before: Tensor | None = None, act: str | None = None, add: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(coef of g and y) @ w. With `before` on through act and to the z of that BatchNorm of x, with its partial sums."""
-    (M, K), N = g.shape, w.shape[1]
+    (M, K), N = size(g), w.shape[1]
     tile = tile_of("gradient" if before is None else "gradient norm", K, N)
     grid, align = tile.programs(M, N, g.device), alignment(K, N)
-    out = g.new_empty((M, N))
+    out = g.new_empty((*g.shape[:-1], N)) if into is None else into
     part = partial_sums(g, grid[1], N) if before is not None else coef
     end = "norm" if before is not None else "none" if add is None else "add"
     other = x if before is not None else add
@@ -275,17 +284,20 @@ def input_gradient(
 
 def weight_gradient(
     g: Tensor, y: Tensor, coef: Tensor, x: Tensor,
-    before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None,
+    before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None, like: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(coef of g and y).T @ f(x), float32 (N, K), with f as in `forward`."""
-    (M, N), K = g.shape, x.shape[1]
+    """(coef of g and y).T @ f(x), float32, with f as in `forward`: (N, K), or in the shape and memory layout of `like`."""
+    (M, N), K = size(g), x.shape[-1]
     grows, align = N >= K, alignment(K, N)
-    tile = weight_tile(min(N, K))
+    tile = weight_tile(min(N, K), grows)
     block_m, wide, narrow = tile.depth, tile.rows, tile.columns
     block_n, block_k = (wide, narrow) if grows else (narrow, wide)
     across = (cdiv(N, block_n), cdiv(K, block_k))
     row_tiles = cdiv(M, block_m)
-    tiles = cdiv(row_tiles, max(1, min(row_tiles, 8 * processors(g.device) // (across[0] * across[1]))))
+    # Every split writes a matrix that is read again. On few rows that must not take longer than reading them.
+    busy, programs = processors(g.device), across[0] * across[1]
+    few = max(2 * busy // programs, M * (2 * N + K) // (16 * N * K))
+    tiles = cdiv(row_tiles, max(1, min(row_tiles, 8 * busy // programs, few)))
     splits = cdiv(row_tiles, tiles)
     part = torch.empty((splits, N, K), dtype=torch.float32, device=g.device)
     launch(
@@ -295,4 +307,4 @@ def weight_gradient(
         align, before is not None, gate is not None, act, grows, block_m, block_n, block_k,
         **tile.options,
     )  # fmt: skip
-    return part.sum(0)
+    return sum_parts(part, part[0] if like is None else like)

@@ -12,7 +12,16 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs Triton's interpreter or a GPU", allow_module_level=True)
 
-from greedynas import depthwise, depthwise_backward, gating, kernels, pointwise  # noqa: E402
+from greedynas import (  # noqa: E402
+    depthwise,
+    depthwise_backward,
+    gating,
+    kernels,
+    pointwise,
+    pointwise_backward,
+    stem,
+    weights,
+)
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
@@ -47,7 +56,7 @@ def z_of(x, norm):
 
 def check_moments(part, values):
     """Pooled by hand: mean and variance of a matrix."""
-    count, mean, square = part.double()
+    count, mean, square = part[4:].double().view(3, -1, part.shape[1])
     assert (count.sum(0) == len(values)).all()
     pooled = (count * mean).sum(0) / len(values)
     close(pooled, values.mean(0), 3)
@@ -56,8 +65,9 @@ def check_moments(part, values):
 
 def check_sums(part, values, factor=1.0):
     """Partial sums of a matrix (values[0]) and of something times it (values[1])."""
-    close(part[0].sum(0), values[0].sum(0), factor)
-    close(part[1].sum(0), values[1].sum(0), factor)
+    first, second = part[3:].double().view(2, -1, part.shape[1])
+    close(first.sum(0), values[0].sum(0), factor)
+    close(second.sum(0), values[1].sum(0), factor)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +78,8 @@ def check_sums(part, values, factor=1.0):
         (2, 6, 4, 10, 5, 1, "hard_swish"),
         (1, 5, 9, 6, 5, 2, "relu"),
         (1, 8, 7, 8, 7, 1, "relu"),
+        (2, 3, 7, 8, 5, 1, "relu"),  # a plan of seven columns
+        (1, 4, 14, 16, 3, 1, "hard_swish"),
         (2, 4, 5, 12, 7, 2, "hard_swish"),
         (1, 1, 2, 4, 7, 1, "relu"),  # fewer rows than the filter has
         (3, 5, 4, 5, 3, 1, None),  # no BatchNorm before it
@@ -103,6 +115,8 @@ def test_depthwise(images, height, width, channels, kernel, stride, act):
         (150, 70, 33, "hard_swish", 3),
         (64, 7, 5, "relu", 2),
         (257, 130, 70, None, 0),
+        (70, 34, 100, None, 0),
+        (70, 20, 132, "relu", 0),
     ],
 )
 def test_pointwise(rows, inputs, outputs, act, images):
@@ -123,12 +137,54 @@ def test_pointwise(rows, inputs, outputs, act, images):
     x_grad = y_grad @ w.double()
     close(pointwise.input_gradient(g, y, coef, w)[0], x_grad)
     close(pointwise.input_gradient(g, y, coef, w, add=x)[0], x_grad + x)
-    if before is not None:
+    if before is None:
+        both = pointwise_backward.widening(g, y, coef, w, w, x, add=x)
+        close(both[0], x_grad + x)
+        close(both[1], y_grad.t() @ seen)
+    else:
         z = z_of(x, before).requires_grad_()
         ACTS[act](z).backward(x_grad)
         z_grad, part = pointwise.input_gradient(g, y, coef, w, x=x, before=before, act=act)
         close(z_grad, z.grad)
         check_sums(part, (z.grad, z.grad * (x.double() - before[0])))
+        z_again, part, w_grad = pointwise_backward.narrowing(g, y, coef, w, w, x, before, act)
+        close(z_again, z.grad)
+        check_sums(part, (z.grad, z.grad * (x.double() - before[0])))
+        close(w_grad, y_grad.t() @ ACTS[act](z_of(x, before)))
+
+
+@pytest.mark.parametrize(
+    ("images", "height", "width", "channels", "outputs", "kernel", "stride", "layout"),
+    [
+        (2, 9, 12, 3, 8, 3, 2, torch.channels_last),
+        (3, 6, 5, 1, 5, 3, 1, torch.contiguous_format),
+        (1, 7, 7, 2, 20, 5, 2, torch.contiguous_format),
+    ],
+)
+@pytest.mark.parametrize("act", ["relu", "hard_swish"])
+def test_stem(images, height, width, channels, outputs, kernel, stride, layout, act):
+    x = random(images, height, width, channels, dtype=torch.float32)
+    w = random(outputs, channels, kernel, kernel, dtype=torch.float32).to(memory_format=layout)
+    filters = w.double().requires_grad_()
+    wanted = F.conv2d(x.double().permute(0, 3, 1, 2), filters, None, stride, kernel // 2).permute(0, 2, 3, 1)
+    y, part = stem.forward(x, w, stride, DTYPE)
+    close(y, wanted)
+    check_moments(part, wanted.detach().reshape(-1, outputs))
+
+    g, norm, coef = random(*y.shape), vectors(4, outputs), vectors(3, outputs)
+    z = z_of(y, norm).requires_grad_()
+    ACTS[act](z).backward(g.double())
+    wanted.backward(coef[0].double() * z.grad + coef[1].double() * y + coef[2])
+    made = stem.weight_gradient(x, g, y, norm, coef, act, w, stride)
+    close(made, filters.grad)
+    assert made.stride() == w.stride()
+
+
+def test_cast():
+    a, b = random(40, 70, dtype=torch.float32), random(3, 5, dtype=torch.float32)
+    for made, weight in zip(weights.cast(a, b, torch.float16), (a, b), strict=True):
+        assert made.dtype is torch.float16
+        close(made, weight.double(), 1e3 if INTERPRETED else 1)
 
 
 @pytest.mark.parametrize(("rows", "channels"), [(70, 3), (33, 24), (40, 130)])
