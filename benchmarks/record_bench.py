@@ -1,0 +1,40 @@
+"""Take a record of `greedynas bench --out` made on a GPU as the one that documentation and `bench data` quote.
+
+    python benchmarks/record_bench.py bench.json
+
+Writes benchmarks/bench_h200.json and .txt, greedynas/recorded.json, and the worked example in docs/speed.md.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from greedynas.bench_cost import RECORDED, read_record, show_cost, training_rates
+from greedynas.bench_tables import show_bench
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- cost: written by benchmarks/record_bench.py -->\n", "<!-- end of cost -->"
+
+
+def told(show, record):
+    console = Console(width=140, record=True, quiet=False, file=sys.stderr)
+    show(record, console)
+    return "\n".join(line.rstrip() for line in console.export_text().strip().splitlines()) + "\n"
+
+
+def main():
+    record = read_record(Path(sys.argv[1]))
+    (ROOT / "benchmarks" / "bench_h200.json").write_text(json.dumps(record, indent=1) + "\n")
+    (ROOT / "benchmarks" / "bench_h200.txt").write_text(told(show_bench, record))
+    RECORDED.write_text(json.dumps(training_rates(record), indent=1) + "\n")
+    page = ROOT / "docs" / "speed.md"
+    before, rest = page.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    command = "$ greedynas bench cost --record benchmarks/bench_h200.json\n"
+    page.write_text(f"{before}{BEGIN}```console\n{command}{told(show_cost, record)}```\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

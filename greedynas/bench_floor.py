@@ -1,0 +1,78 @@
+"""The floor that no implementation of a path gets under on a machine: its activations, moved at the speed of a plain copy.
+
+Every convolution reads its input once and writes its output once; BatchNorm, activation and residual are taken to be free,
+as if they were part of the convolutions. A training step moves three times as much: backward, a convolution reads the
+gradient of its output, the output (for the gradient of BatchNorm) and its input, and writes the gradient of the input, which
+is 2 · (input + output) on top of the forward pass. Weights are not counted: they are small beside a batch of activations.
+"""
+
+import statistics
+import time
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from greedynas.blocks import make_block
+from greedynas.cost import CostTable
+from greedynas.space import Layer, Space
+
+TRAINING = 3  # times the traffic of a forward pass
+COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes: far more than any cache holds
+REPEATS = 7
+
+
+@cache
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy, read and written: the median of a few."""
+    source = torch.ones(COPIED.get(device.type, 2**27) // 4, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(REPEATS + 1):
+        wait(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * source.nbytes / statistics.median(times[1:])
+
+
+def wait(device: torch.device) -> None:
+    """Until everything that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def traffic_table(space: Space) -> CostTable:
+    """Activation values that a forward pass of one image reads and writes, by (layer, op)."""
+    entries = np.zeros((len(space.layers), max(space.num_ops)), dtype=np.int64)
+    for i, layer in enumerate(space.layers):
+        for j, op in enumerate(layer.ops):
+            entries[i, j] = _values_moved(layer, op, space.activation)
+    return CostTable(entries, stem_traffic(space) + _fixed(space.head_layers, space), space.num_ops)
+
+
+def stem_traffic(space: Space) -> int:
+    return _fixed(space.stem_layers, space)
+
+
+def _fixed(layers: tuple[Layer, ...], space: Space) -> int:
+    return sum(_values_moved(layer, layer.ops[0], space.activation) for layer in layers)
+
+
+def _values_moved(layer: Layer, op: str, activation: str) -> int:
+    """Inputs and outputs of the block's convolutions; those of squeeze-and-excitation see one value a channel."""
+    moved = 0
+
+    def count(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal moved
+        moved += inputs[0].numel() + output.numel()
+
+    with torch.device("meta"), torch.no_grad():
+        block = make_block(op, layer, activation).eval()
+        for module in block.modules():
+            if isinstance(module, nn.Conv2d):
+                module.register_forward_hook(count)
+        block(torch.empty(1, layer.in_channels, layer.in_size, layer.in_size))
+    return moved
