@@ -1,0 +1,1 @@
+"""Faults on purpose: every run that a fault ends goes on to the result it would have had without it. `make chaos`."""
