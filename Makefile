@@ -5,10 +5,14 @@ VENV_MIN = .venv-min
 INSTALLED = $(VENV)/.installed
 INSTALLED_MIN = $(VENV_MIN)/.installed
 
-.PHONY: demo test test-min lint types format wheel clean
+.PHONY: demo bench test test-min chaos lint types format wheel clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/greedynas demo
+
+# Several ways to run supernets, side by side on this machine. BENCH="mobilenet --out bench.json" for other than the usual.
+bench: $(INSTALLED)
+	$(VENV)/bin/greedynas bench $(BENCH)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest
@@ -16,6 +20,10 @@ test: $(INSTALLED)
 # The suite with the oldest supported versions, the ones of our GPU machine.
 test-min: $(INSTALLED_MIN)
 	$(VENV_MIN)/bin/python -m pytest
+
+# Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About ten minutes on two cores.
+chaos: $(INSTALLED)
+	$(VENV)/bin/python -m tests.chaos
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

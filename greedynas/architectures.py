@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from greedynas.errors import GreedyNASError
-from greedynas.files import read_json, write_json
+from greedynas.files import write_json
 from greedynas.paths import canonical, op_names
+from greedynas.records import Arch, read_record
 from greedynas.runs import NAME
 from greedynas.space import Space
 
@@ -36,7 +37,7 @@ def read_arch(folder: Path, model: str | None = None) -> dict[str, Any]:
     if not file.is_file():
         missing = f"{folder} has no chosen network yet" if model is None else f"{folder} has no model {model!r}"
         raise GreedyNASError(f"{missing}; find one with greedynas search {folder}")
-    arch = read_json(file)
+    arch = read_record(file, Arch)
     if not NAME.fullmatch(str(arch.get("model"))):
         raise GreedyNASError(f"{file} does not describe a network; search again")
     return arch

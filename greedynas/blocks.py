@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas import engine
+from greedynas import ends, engine
 from greedynas.ops import is_nothing, parse_op, squeeze_channels
 from greedynas.space import Layer
 
@@ -29,6 +29,8 @@ class ConvNorm(nn.Module):
         self.activation = ACTIVATIONS[activation](inplace=True) if activation else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if ends.gathers(self, x):
+            return ends.gathered(self, x)
         x = self._convolve(x)
         if engine.applies(x, self.norm):
             return engine.norm_act(x, self.norm, self.activation)

@@ -3,15 +3,18 @@
 import logging
 import os
 import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from greedynas import cli_stages  # noqa: F401 (its verbs)
+from greedynas import cli_bench, cli_contests, cli_stages, cli_studies  # noqa: F401 (their verbs)
 from greedynas.cli_options import JsonOption, app, print_json, shown_console, write_text
 from greedynas.errors import GreedyNASError
+from greedynas.stopping import Stopped, signals_caught
 
 if TYPE_CHECKING:
     from greedynas.latency import LatencyTable
@@ -182,28 +185,54 @@ def main() -> None:
     """Run the command line; every expected failure is one line and exit code 2."""
     _show_warnings()
     try:
-        code = app(standalone_mode=False)
+        with signals_caught(), _ranks():
+            code = app(standalone_mode=False)
     except GreedyNASError as error:
         _fail(str(error))
     except UsageError as error:
         _fail(f"{error.format_message()} (see greedynas --help)")
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # `greedynas describe | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
+        _fail(_told(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ranks() -> AbstractContextManager[None]:
+    """Those that torchrun started, if it did."""
+    if "WORLD_SIZE" not in os.environ:
+        return nullcontext()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of every connection that ends
+    from greedynas.distributed import ranks
+
+    return ranks()
 
 
 def _show_warnings() -> None:
     """What goes wrong without stopping the work (a damaged checkpoint, a skipped image) is shown as well as logged."""
+    warnings.filterwarnings("ignore", module="PIL")  # of strange image files; those that cannot be read are told anyway
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logging.getLogger("greedynas").addHandler(handler)
 
 
+def _told(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}; nothing is lost: put that right, and give the same command again"
+
+
 def _fail(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())  # names in it come from files: no control characters
+    print(f"error: {''.join(letter if letter.isprintable() else '�' for letter in line)}", file=sys.stderr)
     sys.exit(2)

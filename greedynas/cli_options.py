@@ -40,6 +40,8 @@ LatencyTableOption = Annotated[Path | None, typer.Option("--latency-table", help
 
 def shown_console(as_json: bool = False) -> Console:
     """Where people read: stderr beside JSON, and wide enough for the tables where the output is not a terminal."""
+    if not _speaks():
+        return Console(quiet=True)
     console = Console(stderr=as_json)
     return console if console.is_terminal else Console(width=140, stderr=as_json)
 
@@ -49,7 +51,15 @@ def say_next(console: Console, command: str) -> None:
 
 
 def print_json(facts: dict[str, object]) -> None:
-    typer.echo(json.dumps(facts, indent=2))
+    if _speaks():
+        typer.echo(json.dumps(facts, indent=2))
+
+
+def _speaks() -> bool:
+    """Of several ranks the first one does."""
+    from greedynas import distributed
+
+    return distributed.is_first()
 
 
 def write_text(file: Path, text: str) -> None:

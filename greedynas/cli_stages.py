@@ -230,10 +230,12 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the trained network for other tools: ONNX in three precisions, safetensors with a card."""
+    from greedynas.distributed import on_first
     from greedynas.export import export_stage, report_export
 
     console = shown_console(as_json)
-    result = export_stage(run, console, model=model, formats=formats or ("onnx", "safetensors"))
+    asked = {"model": model, "formats": formats or ("onnx", "safetensors")}
+    result = on_first(lambda: export_stage(run, console, **asked))  # type: ignore[arg-type]
     if as_json:
         print_json({"run": str(run), **result})
     else:
@@ -244,8 +246,9 @@ def export(
 @app.command(epilog="Example: greedynas report runs/photos")
 def report(run: RunArgument, as_json: JsonOption = False) -> None:
     """Write DIR/report.html: one page, without the network, that shows what was found and why."""
+    from greedynas.distributed import on_first
     from greedynas.report import report_stage
 
-    result = report_stage(run, shown_console(as_json))
+    result = on_first(lambda: report_stage(run, shown_console(as_json)))
     if as_json:
         print_json(result)

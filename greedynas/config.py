@@ -52,10 +52,12 @@ class TrainSettings(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     # Bookkeeping
     log_every: Count = 20  # steps
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     checkpoint_steps: Count | None = None  # besides: every so many steps
+    keep_checkpoints: AtLeastTwo = 2  # the newest ones; `study ranking` looks at all that are there
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -100,6 +102,7 @@ class RetrainSettings(BaseModel):
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None  # decay of the averaged weights; 0: off
     warmup_epochs: Annotated[float, Field(ge=0)] | None = None  # at most a fifth of all epochs
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     # rmsprop alone
     eps: Annotated[float, Field(gt=0)] | None = None
     decay_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # the learning rate times this,

@@ -43,6 +43,11 @@ class CostTable:
         high = self.fixed + sum(np.nanmax(self.cells(layer)).item() for layer in layers)
         return low, high
 
+    @property
+    def mean(self) -> float:
+        """Of all paths."""
+        return float(self.fixed + sum(np.nanmean(self.cells(layer)) for layer in range(len(self.entries))))
+
 
 @dataclass(frozen=True, eq=False)
 class Costs:
@@ -50,3 +55,11 @@ class Costs:
 
     macs: IntArray
     params: IntArray
+
+
+def tree_cost(table: CostTable, stem: int, paths: IntArray) -> int:
+    """The cost of paths that are evaluated together: each shared prefix once, and for each path what comes after."""
+    total = stem + len(paths) * (table.fixed - stem)
+    for layer in range(paths.shape[1]):
+        total += table.entries[layer, np.unique(paths[:, : layer + 1], axis=0)[:, -1]].sum()
+    return int(total)

@@ -1,15 +1,20 @@
 """Images for training and search: what `--data` names, split into train, val and test."""
 
+import hashlib
+import json
 import logging
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from greedynas import distributed
 from greedynas.errors import GreedyNASError
 from greedynas.images import View, normalisation
 from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cpus, shuffled_by_class
@@ -92,6 +97,14 @@ class Data:
         """How many test images there are, without a look at them; 0 where only reading them tells."""
         return len(self._test_rows)
 
+    def identity(self) -> dict[str, Any]:
+        """What a run must find again when it goes on: the order of images depends on it."""
+        digest = hashlib.sha256(json.dumps(self.class_names).encode())
+        for images in (self.train, self.val):
+            digest.update(images.labels.numpy().tobytes())
+        counts = {"classes": len(self.class_names), "train": len(self.train), "val": len(self.val)}
+        return {**counts, "digest": digest.hexdigest()[:16]}
+
     def train_and_val(self) -> ImageSet:
         """For retraining: the training images and those held out of them for validation."""
         return self._pool.all()
@@ -105,7 +118,8 @@ class Data:
         self._test_rows = np.arange(len(splits.test))
         self.notes += splits.test.notes
         if self._check_duplicates:
-            self.notes.append(count_copies(splits, self._pool.rows, self._test_rows))
+            copies = partial(count_copies, splits, self._pool.rows, self._test_rows)
+            self.notes.append(distributed.on_first(copies))
 
 
 def open_data(settings: DataSettings, *, image_size: int, image_channels: int, seed: int, device: torch.device) -> Data:
@@ -114,9 +128,13 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
     refuse = settings.unreadable == "refuse"
     shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)
     in_memory = InMemory(view.stored, view.channels, shelves.max_bytes, refuse)
+    if settings.download and distributed.size() > 1:  # once, before all ranks read it
+        distributed.on_first(lambda: bool(read_splits(settings.source, settings.root, True, in_memory)))
     splits = read_splits(settings.source, settings.root, settings.download, in_memory)
     class_names = _number_classes(splits)
     rows = _split(splits, settings, seed)
+    seen = (splits.train.labels, *(source.labels for source in (splits.val, splits.test) if source is not None))
+    distributed.refuse_disagreement("images", [class_names, [zlib.crc32(labels.tobytes()) for labels in seen]])
 
     pool = shelves.open(
         splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
@@ -136,7 +154,7 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
     notes += [note for source in (splits.train, splits.val, splits.test) if source for note in source.notes]
     notes += shelves.notes
     if settings.check_duplicates and splits.late_test is None:
-        notes.append(count_copies(splits, pool.rows, rows["test"]))
+        notes.append(distributed.on_first(lambda: count_copies(splits, pool.rows, rows["test"])))
     weights = None
     if settings.class_weights == "balanced":
         weights = _balanced_weights(train.labels, len(class_names)).to(device)

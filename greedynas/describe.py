@@ -15,6 +15,7 @@ from greedynas.ops import linear_cost
 from greedynas.paths import canonical, compact, op_names
 from greedynas.space import Layer, Space, load_space, space_names
 
+FLOAT = 4  # bytes
 SAMPLES = 100_000
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 BAR = 40
@@ -25,6 +26,7 @@ def space_facts(space: Space, latency: LatencyTable | None = None) -> dict[str, 
     paths = space.sample(SAMPLES, np.random.default_rng(0))
     costs = space.costs(paths)
     params = space.cost_tables["params"]
+    supernet = int(params.fixed + sum(params.cells(layer).sum() for layer in range(len(space.layers))))
     facts: dict[str, Any] = {
         "space": space.name,
         "image_size": space.image_size,
@@ -32,7 +34,13 @@ def space_facts(space: Space, latency: LatencyTable | None = None) -> dict[str, 
         "num_classes": space.num_classes,
         "activation": space.activation,
         "paths": space.size,
-        "supernet_params": int(params.fixed + sum(params.cells(layer).sum() for layer in range(len(space.layers)))),
+        "supernet_params": supernet,
+        # What many GPUs reduce in a training step: the active path's gradients, all of them with the fair sampler.
+        "gradient_bytes": {
+            "mean": FLOAT * params.mean,
+            "most": FLOAT * int(params.range[1]),
+            "supernet": FLOAT * supernet,
+        },
         "layers": [_layer_facts(layer) | {"ops": list(layer.ops)} for layer in space.layers],
         "macs": _distribution(costs.macs, space.cost_tables["macs"].range),
         "params": _distribution(costs.params, space.cost_tables["params"].range),
@@ -151,6 +159,12 @@ def show_space(space: Space, console: Console, latency: LatencyTable | None = No
     console.print(
         f"{facts['paths']:,} paths; the supernet has {facts['supernet_params']:,} parameters; "
         f"{space.image_size} px, {space.num_classes} classes",
+        highlight=False,
+    )
+    sent = {name: f"{count / 1e6:.3g} MB" for name, count in facts["gradient_bytes"].items()}
+    console.print(
+        f"On many GPUs a training step reduces the gradients of one path: {sent['mean']} on average, {sent['most']} at "
+        f"most, of {sent['supernet']}",
         highlight=False,
     )
     costs = Table(title=f"Costs over {SAMPLES:,} random paths", title_justify="left")

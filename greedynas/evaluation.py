@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import distributed
 from greedynas.errors import GreedyNASError
 from greedynas.paths import OpPath, parse_path
 from greedynas.supernet import Supernet
@@ -54,7 +55,9 @@ def evaluate_paths(
     if len(images) == 0:
         raise GreedyNASError("the evaluation set is empty")
     chunks = interleaved(len(images), bn_images)
-    batches = ((images[chunk], labels[chunk]) for chunk in chunks)
+    # The indices are made where the images are: copied there, they would wait for all that the GPU has to do.
+    rows = (torch.arange(first, len(images), len(chunks), device=images.device) for first in range(len(chunks)))
+    batches = ((images[chunk], labels[chunk]) for chunk in rows)
     result = evaluate_batches(
         net, paths, batches, bn, calibration=calibration, precision=precision, keep_correct=keep_correct
     )
@@ -83,37 +86,54 @@ def evaluate_batches(
     precision: str = "fp32",
     keep_correct: bool = False,
 ) -> Evaluation:
-    """The same over batches of images as they come; memory is bounded by one batch at each depth of the tree."""
+    """The same over batches of images as they come; memory is bounded by one batch at each depth of the tree.
+
+    Of several ranks, each evaluates its share of the paths on all images, and all get all results.
+    """
     if bn not in BN_MODES:
         raise GreedyNASError(f"unknown BatchNorm mode {bn!r}; known: {', '.join(BN_MODES)}")
     if bn == "recalibrate" and calibration is None:
         raise GreedyNASError("recalibrated BatchNorm needs training images to calibrate on")
     parsed = [parse_path(path, net.space) for path in paths]
     distinct = sorted(set(parsed))
-    shared = shared_layers(distinct)
-    place = {path: i for i, path in enumerate(distinct)}
-    losses, hits = np.zeros(len(distinct)), np.zeros(len(distinct))
+    mine = distributed.share(distinct)
+    shared = shared_layers(mine)
+    losses, hits = np.zeros(len(mine)), np.zeros(len(mine))
+    sums: list[Tensor] = []  # of each chunk: losses and hits of the paths
     correct: list[NDArray[np.bool_]] = []
-    result = Evaluation(losses, hits)
-    seen = 0
+    seen = chunks = run = 0
     with bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
-        for images, labels in batches:
-            loss_sums, rights = _evaluate_chunk(net, distinct, shared, images, labels, calibration, bn, precision)
-            losses += loss_sums.double().cpu().numpy()
-            right = rights.cpu().numpy()
-            hits += right.sum(1)
+        for images, labels in batches if mine else ():
+            loss_sums, rights = _evaluate_chunk(net, mine, shared, images, labels, calibration, bn, precision)
+            sums.append(torch.stack((loss_sums.double(), rights.sum(1).double())))
             if keep_correct:
-                correct.append(right)
+                correct.append(rights.cpu().numpy())
             seen += len(labels)
-            result.layers_plain += len(distinct) * len(net.space.layers)
-            result.layers_run += len(distinct) * len(net.space.layers) - sum(shared)
+            run += len(mine) * len(net.space.layers) - sum(shared)
+            chunks += 1
+    for chunk in torch.stack(sums).cpu().numpy() if sums else ():  # here, once, a GPU is waited for
+        losses += chunk[0]
+        hits += chunk[1]
+    seen, chunks = distributed.largest(seen), distributed.largest(chunks)
     if seen == 0:
         raise GreedyNASError("the evaluation set is empty")
+    place = {path: i for i, path in enumerate(distinct)}
     order = [place[path] for path in parsed]
-    result.losses, result.accuracies = losses[order] / seen, hits[order] / seen
-    result.correct = np.concatenate(correct, axis=1)[order] if keep_correct else None
-    result.images = len(distinct) * seen
-    return result
+    losses, hits = (np.concatenate(distributed.gather(part))[order] for part in (losses, hits))
+    return Evaluation(
+        losses / seen,
+        hits / seen,
+        images=len(distinct) * seen,
+        layers_run=sum(distributed.gather_words(run)),
+        layers_plain=chunks * len(distinct) * len(net.space.layers),
+        correct=_from_all_ranks(correct, seen)[order] if keep_correct else None,
+    )
+
+
+def _from_all_ranks(correct: list[NDArray[np.bool_]], seen: int) -> NDArray[np.bool_]:
+    """Chunks of (this rank's paths, images) -> (all paths, all images)."""
+    mine = np.concatenate(correct, axis=1) if correct else np.zeros((0, seen), np.bool_)
+    return np.concatenate(distributed.gather(mine))
 
 
 def _evaluate_chunk(
@@ -129,7 +149,7 @@ def _evaluate_chunk(
     """Summed losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
     calibration = calibration if bn == "recalibrate" else None
     if images.device.type == "cuda":
-        from greedynas.graphs import recorded_evaluation
+        from greedynas.evaluation_graphs import recorded_evaluation
 
         recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
         if recorded is not None:
@@ -159,8 +179,15 @@ def _leaves(
         del stack[known + 1 :]
         for layer in range(known, len(path)):
             stack.append(run_block(net.layers[layer][path[layer]], *stack[-1]))  # type: ignore[index]
-        features, _ = run_block(net.head, *stack[-1])
-        yield net.classifier(features.mean((2, 3)))
+        yield net.classifier(pooled(net, *stack[-1]))
+
+
+def pooled(net: Supernet, images: Tensor, calibration: Tensor | None) -> Tensor:
+    """From the last layer's output to what the classifier sees."""
+    if calibration is None:
+        return net.pooled(images)
+    features, _ = run_block(net.head, images, calibration)
+    return features.mean((2, 3))
 
 
 def run_block(block: nn.Module, images: Tensor, calibration: Tensor | None) -> tuple[Tensor, Tensor | None]:

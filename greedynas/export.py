@@ -5,7 +5,6 @@ latency on one CPU thread. What is finished is not done again as long as the wei
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from greedynas.architectures import read_arch
 from greedynas.data import Data, ImageSet, open_data
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.files import write_atomically, write_json
+from greedynas.files import read_json, write_atomically, write_json
 from greedynas.onnxfiles import check_onnx, make_onnx, onnx_runner, open_session, run_session, to_fp16, to_int8
 from greedynas.runs import NAME, Run, logger
 from greedynas.streams import stream
@@ -90,7 +90,7 @@ def write_files(
     skipped: dict[str, str] = {}
     classifiers: dict[str, Classifier] = {}
     if "onnx" in formats:
-        with console.status(f"exporting {card.name} to ONNX"):
+        with console.status(f"exporting {escape(card.name)} to ONNX"):
             models["fp32"] = make_onnx(network, card)
             agrees = check_agreement(network, models["fp32"], data.train)
             converted, skipped = convert(models["fp32"], card, data.train)
@@ -103,7 +103,7 @@ def write_files(
     if "safetensors" in formats:
         write_json(home / CARD, card.model_dump(mode="json", exclude_none=True))
         classifiers[WEIGHTS] = _in_torch(network)
-    with console.status(f"measuring the files of {card.name}"):
+    with console.status(f"measuring the files of {escape(card.name)}"):
         test = data.test()
         top1 = accuracies(classifiers, test)
         latency = latencies(models, data.train)
@@ -253,13 +253,17 @@ def _here() -> dict[str, str]:
 def _finished(home: Path, digest: str) -> dict[str, Any] | None:
     """An earlier export of the same weights, if all that it says is still there; what it left out elsewhere may work here."""
     try:
-        result = json.loads((home / RECORD).read_text(encoding="utf-8"))
+        result = read_json(home / RECORD)
         ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
+        if not ours or not {entry["file"] for entry in result["files"]} <= {WEIGHTS, *ONNX.values()}:
+            return None  # of other weights, or not written by us
+        if not set(result["formats"]) <= set(FORMATS):
+            return None
         card = "safetensors" not in result["formats"] or (home / CARD).is_file()
         files = (_digest(home / entry["file"]) == entry["sha256"] for entry in result["files"])
         here = not result["skipped"] or _here().items() <= result.items()
-        return result if ours and card and here and all(files) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return result if card and here and all(files) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, GreedyNASError):
         return None
 
 

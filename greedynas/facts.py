@@ -26,7 +26,7 @@ from greedynas.records import (
     Tested,
     Top,
 )
-from greedynas.runs import read_run_config
+from greedynas.runs import read_run_config, refuse_links
 from greedynas.space import Space, first_problem, load_space, space_names
 from greedynas.yamlfiles import read_yaml
 
@@ -99,6 +99,7 @@ _KINDS: dict[str, type[Record]] = {"step": Step, "filter": Filtering, "epoch": E
 def read_facts(folder: Path) -> Facts:
     """What is there; stages that were not run leave their part empty. Takes no lock: a running stage is not disturbed."""
     config = read_run_config(folder)
+    refuse_links(folder)
     file = folder / "config.yaml"
     versions = read_yaml(file, "config file").get("versions")
     searches = tuple(_read_search(file, config.space) for file in sorted((folder / "searches").glob("*/search.json")))

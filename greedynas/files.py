@@ -2,22 +2,38 @@
 
 import json
 import os
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from greedynas import distributed
 from greedynas.errors import GreedyNASError
 
 TEMPORARY = ".tmp"
+MAX_ARRAYS = 2**31  # bytes, unpacked
+MAX_JSON = 100_000_000  # bytes; the longest search that is likely has a tenth of that
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, rename over: at any moment `file` is whole."""
+    """Write beside, flush to the disk, rename over: at any moment `file` is whole. Of several ranks the first one writes."""
+    if not distributed.is_first():
+        return
     temporary = file.with_name(file.name + TEMPORARY)
-    with temporary.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, file)  # noqa: PTH105 (the tests interrupt it by this name)
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, file)  # noqa: PTH105 (the tests interrupt it by this name)
+    except OSError as error:
+        with suppress(OSError):  # half a file must not fill a full disk
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
     _sync_folder(file.parent)
 
 
@@ -30,12 +46,28 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
+        if file.stat().st_size > MAX_JSON:
+            raise GreedyNASError(f"{file} cannot be read: it is larger than {MAX_JSON:,} bytes")
         found = json.loads(file.read_text(encoding="utf-8"))
+    except GreedyNASError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise GreedyNASError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise GreedyNASError(f"{file} cannot be read: it holds no object")
     return found
+
+
+def read_arrays(file: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz file, which may be somebody else's: without pickles, and not if it would unpack to gigabytes.
+
+    Raises what NumPy and zipfile raise for a damaged one.
+    """
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > MAX_ARRAYS:
+            raise ValueError(f"it unpacks to more than {MAX_ARRAYS:,} bytes")
+    with np.load(file, allow_pickle=False) as found:
+        return {name: found[name] for name in names}
 
 
 def _sync_folder(folder: Path) -> None:
@@ -61,10 +93,13 @@ class Records:
         self._handle.write((json.dumps(record) + "\n").encode())
 
     def flush(self) -> int:
-        """Everything written is on the disk; returns the length."""
+        """Everything written is the system's to keep; returns the length."""
         self._handle.flush()
-        os.fsync(self._handle.fileno())
         return self._handle.tell()
+
+    def sync(self) -> None:
+        """What was flushed is on the disk. Any thread may call this."""
+        os.fsync(self._handle.fileno())
 
     def close(self) -> None:
         self._handle.close()

@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import TypeAdapter
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import distributed
 from greedynas.augmentation import make_mixup, seeded_generators
 from greedynas.data import ImageSet
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import autocast, full_precision
 from greedynas.paths import OpPath
 from greedynas.recipes import Recipe, make_optimizer, make_schedule
-from greedynas.runs import Checkpoints, logger
-from greedynas.state import load_training_tensors, load_weights, training_tensors
-from greedynas.telemetry import Checkpointing, Journal
+from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
+from greedynas.runs import Checkpoint, Checkpoints, logger
+from greedynas.state import fitting, load_training_tensors, load_weights, training_tensors
+from greedynas.syncnorm import synchronise
+from greedynas.telemetry import Journal, checkpointing
 
 if TYPE_CHECKING:
     from timm.scheduler.scheduler import Scheduler
@@ -50,6 +54,7 @@ def retrain(
     folder: Path | None = None,
     class_weights: Tensor | None = None,
     teacher: nn.Module | None = None,
+    sync_bn: bool = False,
     console: Console | None = None,
     title: str = "retraining",
 ) -> tuple[nn.Module, RetrainState]:
@@ -63,8 +68,14 @@ def retrain(
 
     images = images.seen(seed=seed, randaugment=recipe.randaugment, erasing=recipe.erasing)
     steps_per_epoch = images.steps_per_epoch(recipe.batch_size)
+    images_per_step = min(recipe.batch_size, len(images))
+    distributed.refuse_small_batch(images_per_step, "retrain.batch_size")
     mix = make_mixup(recipe.mixup, recipe.cutmix, int(images.labels.max()) + 1, seed)
+    images_per_step -= images_per_step % 2 if mix is not None else 0  # an odd one has no partner
     network.train()
+    if sync_bn:
+        synchronise(network)
+    same_weights(network)
     optimizer = make_optimizer(network, recipe)
     schedule = make_schedule(optimizer, recipe, steps_per_epoch)
     # With a warm-up of its own: at first the average follows the weights closely, else it would remember the initial ones.
@@ -75,16 +86,18 @@ def retrain(
     if state.epoch >= recipe.epochs:
         return trained.eval(), state
 
-    def save() -> None:
+    def contents() -> Checkpoint:
         tensors = training_tensors(network, optimizer)
         if average is not None:
             tensors |= {f"ema.{name}": tensor for name, tensor in average.module.state_dict().items()}
-        assert saved is not None
-        saved.save(state.step, tensors, asdict(state))
+        return tensors, asdict(state)
 
-    with RetrainJournal(folder, state, recipe, steps_per_epoch, schedule, title, console) as journal:
-        times = (recipe.checkpoint_minutes, recipe.checkpoint_steps)
-        checkpoint = Checkpointing(journal, {network, trained}, save if saved else None, *times)
+    save = None if saved is None else saved.save
+    different = [distributed.rank()] if distributed.rank() else []  # ranks drop different features
+    with (
+        RetrainJournal(folder, state, recipe, steps_per_epoch, schedule, title, console) as journal,
+        checkpointing(journal, contents, save, recipe.checkpoint_minutes, recipe.checkpoint_steps) as checkpoint,
+    ):
         while state.epoch < recipe.epochs:
             done = state.step - state.epoch * steps_per_epoch
             for batch, labels in images.train_batches(state.epoch, recipe.batch_size, start=done):
@@ -93,26 +106,29 @@ def retrain(
                     batch, targets = mix(batch, labels, state.epoch, state.step - state.epoch * steps_per_epoch)
                 schedule.step_update(state.step)
                 with (
-                    seeded_generators(seed, "dropout", state.step, device=batch.device),
+                    seeded_generators(seed, "dropout", state.step, *different, device=batch.device),
                     autocast(batch.device, precision),
                 ):
                     logits = network(batch)
                 loss = F.cross_entropy(
                     full_precision(logits), targets, class_weights, label_smoothing=recipe.label_smoothing
                 )
+                loss = my_part(loss, targets, class_weights)
                 if teacher is not None:
                     weight = recipe.teacher_weight
-                    loss = (1 - weight) * loss + weight * distillation_loss(logits, teacher, batch, recipe, precision)
+                    wanted = distillation_loss(logits, teacher, batch, recipe, precision)
+                    loss = (1 - weight) * loss + weight * my_part(wanted, targets)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                with gradients_added_up([[network]]):
+                    loss.backward()
                 if recipe.clip_grad is not None:
                     nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_grad)
                 optimizer.step()
                 state.step += 1
-                state.optimization_images += len(batch)
+                state.optimization_images += images_per_step
                 if average is not None:
                     average.update(network, state.step)
-                journal.step(loss.detach())
+                journal.step(added_up(loss.detach()))
                 checkpoint.if_due()
             state.epoch += 1
             journal.epoch()
@@ -177,9 +193,12 @@ def _restored(
     checkpoint = None if saved is None else saved.load()
     if checkpoint is None:
         return RetrainState()
+    assert saved is not None
     tensors, state = checkpoint
-    load_training_tensors(network, optimizer, tensors)
-    if average is not None:
-        load_weights(average.module, tensors, "ema.")
-    logger.info("going on from step %d", state["step"])
-    return RetrainState(**state)
+    with fitting(saved.folder):
+        restored = TypeAdapter(RetrainState).validate_python(state)
+        load_training_tensors(network, optimizer, tensors)
+        if average is not None:
+            load_weights(average.module, tensors, "ema.")
+    logger.info("going on from step %d", restored.step)
+    return restored

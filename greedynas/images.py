@@ -8,7 +8,8 @@ import errno
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from pathlib import Path
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from greedynas import engine
 from greedynas.errors import GreedyNASError
 from greedynas.streams import uniforms
 
@@ -55,6 +57,17 @@ def normalisation(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 # Decoding
+
+# What Pillow may decode, whatever a file is called: not EPS, for example, for which it would start another program.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
+
+
+def open_image(file: Path | IO[bytes]) -> Image.Image:
+    """An image file or its content, not decoded yet; pipes and devices, which might never end, are refused."""
+    if isinstance(file, Path) and file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
+    Image.init()
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
@@ -148,8 +161,13 @@ def _lab_to_rgb(image: Image.Image) -> Image.Image:
     return converted
 
 
+GONE = "it is gone since the run began"
+
+
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line; what is the machine's fault and not the file's is raised again."""
+    if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_symlink():  # links may lead nowhere
+        return GONE
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error
     text = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
@@ -231,6 +249,15 @@ class View:
         if self.augment == "resized_crop":
             return self._zoomed(pixels, rows, plan)
         return self._shifted(pixels, rows, plan)
+
+    def batch(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
+        """The rows of stored squares, augmented and normalised: float32 (n, channels, size, size), channels_last."""
+        if pixels.is_cuda and self.augment != "resized_crop" and engine.mode() != "off" and engine.has_triton():
+            from greedynas.small import crops  # one kernel instead of fifteen
+
+            numbers = _scale_and_shift(self.channels, pixels.device)
+            return crops(pixels, rows, plan, self.size, *numbers).permute(0, 3, 1, 2)
+        return self.normalise(self.augmented(pixels, rows, plan))
 
     def centre(self, pixels: Tensor) -> Tensor:
         """What evaluation sees of stored squares: (n, size, size, channels)."""

@@ -6,6 +6,7 @@ the number of workers changes nothing.
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from greedynas import distributed, stopping
 from greedynas.errors import GreedyNASError
-from greedynas.images import Numbers, Pixels, Unreadable, View, random_crop, reason, square
+from greedynas.images import GONE, Numbers, Pixels, Unreadable, View, random_crop, reason, square
 from greedynas.sources import Source
 from greedynas.streams import stream
 
@@ -55,10 +57,13 @@ class ImageSet:
         return max(1, len(self) // batch_size)
 
     def train_batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from number `start` on: augmented float32 (n, channels, size, size), and labels."""
+        """The batches of an epoch from number `start` on: augmented float32 (n, channels, size, size), and labels.
+
+        Of several ranks, each gets its share of every batch.
+        """
         order = stream(self._shelf.view.seed, "order", epoch).permutation(len(self))
         order = order[start * batch_size : self.steps_per_epoch(batch_size) * batch_size]
-        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        batches = [distributed.share_of_batch(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
         shelf = self._shelf
         if shelf.pixels is None:
             return self._from_workers(_Decode(shelf.source, self._rows, shelf.view), epoch, batches, shelf.workers)
@@ -80,8 +85,11 @@ class ImageSet:
         shelf = self._shelf
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         if shelf.pixels is not None:
-            rows = torch.from_numpy(self._rows[chosen]).to(shelf.device)
-            return shelf.view.normalise(shelf.view.centre(shelf.pixels)[rows]), self.labels[chosen].to(shelf.device)
+            rows, labels = (
+                sent(torch.from_numpy(self._rows[chosen]), shelf.device),
+                sent(self.labels[chosen], shelf.device),
+            )
+            return shelf.view.normalise(shelf.view.centre(shelf.pixels)[rows]), labels
         decode = _Decode(shelf.source, self._rows, shelf.view)
         with ThreadPoolExecutor(max(1, shelf.workers)) as threads:
             pixels, labels, problems = decode.collect(list(threads.map(decode.one, chosen.tolist())))
@@ -109,11 +117,11 @@ class ImageSet:
             return
         # The whole epoch at once: no batch waits for its indices on their way to the device.
         order, size = np.concatenate(batches), len(batches[0])
-        plans = shelf.view.plan(epoch, order).to(shelf.device).split(size)
-        rows = torch.from_numpy(self._rows[order]).to(shelf.device).split(size)
-        labels = self.labels[order].to(shelf.device).split(size)
+        plans = sent(shelf.view.plan(epoch, order), shelf.device).split(size)
+        rows = sent(torch.from_numpy(self._rows[order]), shelf.device).split(size)
+        labels = sent(self.labels[order], shelf.device).split(size)
         for i in range(len(batches)):
-            yield shelf.view.normalise(shelf.view.augmented(shelf.pixels, rows[i], plans[i])), labels[i]
+            yield shelf.view.batch(shelf.pixels, rows[i], plans[i]), labels[i]
 
     def _from_workers(
         self, dataset: Dataset[Batch], epoch: int, batches: list[Rows], workers: int
@@ -124,6 +132,11 @@ class ImageSet:
             shelf.report(problems, nothing=len(labels) == 0)
             pixels, labels = (tensor.to(shelf.device, non_blocking=True) for tensor in (pixels, labels))
             yield shelf.view.normalise(pixels), labels
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for what it has to do before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def shuffled_by_class(labels: Rows, counts: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
@@ -161,8 +174,11 @@ class Shelf:
         return ImageSet(self, np.flatnonzero(np.isin(self.rows, rows)))
 
     def report(self, problems: list[Problem], nothing: bool) -> None:
-        """Unreadable files met while streaming: refused, or named in the log once."""
+        """Unreadable files met while streaming: refused, or named in the log once. Without those that were lost, a resumed
+        run would have other images: they are always refused."""
         for name, why in problems:
+            if why == GONE:
+                raise GreedyNASError(f"cannot read {name}: {why}; bring it back, and give the same command again")
             if self.refuse:
                 raise _refusal(name, why)
             if name not in self.reported:
@@ -179,8 +195,9 @@ class Shelves:
         self, view: View, device: torch.device, workers: int | None, memory_gb: float | None, refuse: bool
     ) -> None:
         self.view, self.device, self.refuse = view, device, refuse
-        self.workers = cpus() if workers is None else workers
-        self.max_bytes = _share_of_memory(device) if memory_gb is None else int(1e9 * memory_gb)
+        self.workers = max(1, cpus() // distributed.local_size()) if workers is None else workers
+        most = _share_of_memory(device) if memory_gb is None else int(1e9 * memory_gb)
+        self.max_bytes = min(distributed.gather_words(most))  # so that all ranks decide alike
         self.notes: list[str] = []
 
     def open(self, source: Source, rows: Rows, what: str) -> Shelf:
@@ -205,7 +222,7 @@ class Shelves:
         keys = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
         workers = self.workers if len(rows) >= FEW else 0
         done, kept, problems = 0, [np.empty(0, np.int64)], []
-        for squares, good, bad in _loader(_Load(source, self.view), keys, workers):
+        for squares, good, bad in _from_all_ranks(_Load(source, self.view), keys, workers):
             pixels[done : done + len(squares)] = squares.to(self.device)
             done += len(squares)
             kept.append(good.numpy())
@@ -328,20 +345,46 @@ def _loader(dataset: Dataset[Batch], keys: list[Any], workers: int, pin_memory: 
             num_workers=min(workers, len(keys)),
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
-            worker_init_fn=partial(_end_without_parent, os.getpid()),
+            worker_init_fn=partial(_prepare_worker, os.getpid()),
         )
     )
 
 
-def _end_without_parent(parent: int, _: int) -> None:
-    """A worker whose parent was killed while it started would wait for work for ever: torch's own watch begins later."""
+def _from_all_ranks(dataset: Dataset[Batch], keys: list[Any], workers: int) -> Iterator[Batch]:
+    """The items of the keys, in order; each is made by one rank and sent to the others."""
+    if distributed.size() == 1:
+        yield from _loader(dataset, keys, workers)
+        return
+    mine = iter(_loader(dataset, keys[distributed.rank() :: distributed.size()], workers))
+    nothing: Batch = (torch.empty(0), torch.empty(0, dtype=torch.int64), [])
+    for start in range(0, len(keys), distributed.size()):
+        first, second, problems = next(mine, nothing)
+        parts = [distributed.gather(part.numpy()) for part in (first, second)]
+        items = list(zip(*parts, distributed.gather_words(problems), strict=True))
+        for one, two, bad in items[: len(keys) - start]:
+            yield torch.from_numpy(one), torch.from_numpy(two), [(name, why) for name, why in bad]
+
+
+def _prepare_worker(parent: int, _: int) -> None:
+    """A worker whose parent was killed while it started would wait for work for ever: torch's own watch begins later.
+
+    Ctrl-C and the notice of a machine that goes away reach workers too; they go on, so that their parent can finish its
+    step, and end with it.
+    """
+    for number in stopping.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def cpus() -> int:
     """How many processes decode images, unless it is said."""
-    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(8, cores())
+
+
+def cores() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _share_of_memory(device: torch.device) -> int:
@@ -349,9 +392,14 @@ def _share_of_memory(device: torch.device) -> int:
     same machine always decides alike."""
     if device.type == "cuda":
         return int(0.4 * torch.cuda.get_device_properties(device).total_memory)
+    return machine_memory() // 4 // distributed.local_size()
+
+
+def machine_memory() -> int:
+    """Bytes that this process may use: the machine's, or those of its container."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         file = Path("/sys/fs/cgroup") / limit
         if file.is_file() and (text := file.read_text().strip()).isdigit():
             total = min(total, int(text))
-    return total // 4
+    return total

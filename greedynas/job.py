@@ -1,16 +1,21 @@
 """The whole job on one run directory: train, search, retrain, export, report. The same call again goes on where it stopped."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from greedynas import distributed
 from greedynas.budget import Budget, Limits, parse_limits, without_latency
 from greedynas.config import Config
+from greedynas.data import Data
 from greedynas.evolution import make_task
 from greedynas.export import export_stage, report_export
 from greedynas.latency import load_latency_table
+from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.report import report_stage
@@ -45,12 +50,10 @@ def run_job(
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
-    if not (folder / "report.html").exists():
-        priced = without_latency(budgets)
-        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced))))
-    report_training(train_stage(config, folder, console, data), console)
+    distributed.on_first(lambda: show_plan(config, folder, data, device, budgets, console))
+    report_training(train_stage(config, folder, console, data, show_plan=False), console)
     if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:
-        latency_table = table_of_this_machine(space, folder, console)
+        latency_table = Path(distributed.on_first(lambda: str(table_of_this_machine(space, folder, console))))
     requests = make_requests(folder, limits, "evolution", (), True, None, [], None, config.search)
     report_searches(search_stage(folder, requests, latency_table, console, data), folder, False, console)
     models = []
@@ -63,9 +66,20 @@ def run_job(
         beside = retrain_stage(folder, console, settings=alone, arch=arch, pretrained=baseline.weights, data=data)
         report_retraining(beside, console)
     for request in requests:
-        report_export(export_stage(folder, console, model=request.name, data=data), folder, console)
-    report = report_stage(folder, console)
+        export = partial(export_stage, folder, console, model=request.name, data=data)
+        report_export(distributed.on_first(export), folder, console)
+    report = distributed.on_first(lambda: report_stage(folder, console))
     return {"run": str(folder), "models": models, "report": report["report"]}
+
+
+def show_plan(
+    config: Config, folder: Path, data: Data, device: torch.device, budgets: list[Budget], console: Console
+) -> None:
+    """What a job that has not been finished will take."""
+    if not (folder / "report.html").exists():
+        priced = without_latency(budgets)
+        pace = known_pace(config, data, device, priced[0])
+        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced), pace)))
 
 
 def refuse_early(space: Space, budgets: list[Budget], latency_table: Path | None, baseline: Baseline | None) -> None:

@@ -6,6 +6,7 @@ card). Reading one executes nothing but those operators: no custom domains, no c
 
 import json
 import logging
+import math
 import tempfile
 import time
 import warnings
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 INPUT, OUTPUT = "images", "logits"
 STANDARD = ("", "ai.onnx")  # two names of one domain
 MAX_BYTES = 2**31 - 1  # of a protobuf message
+MAX_ELEMENTS = 2**28  # of anything that is computed of one image
+GROWING = {"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 
 Floats = NDArray[np.float32]
 
@@ -166,6 +169,7 @@ def read_onnx(file: Path) -> tuple[bytes, Card]:
         raise GreedyNASError(f"{file} is not an ONNX file") from None
     card = parse_card({entry.key: entry.value for entry in model.metadata_props}.get(KEY), file)
     check_onnx(model, str(file))
+    _refuse_growth(model, file)
     size = (card.image_channels, card.image_size, card.image_size)
     wanted = [(INPUT, size)], [(OUTPUT, (len(card.class_names),))]
     if (_shapes(model.graph.input), _shapes(model.graph.output)) != wanted:
@@ -174,6 +178,22 @@ def read_onnx(file: Path) -> tuple[bytes, Card]:
             "classes, for any number of images"
         )
     return data, card
+
+
+def _refuse_growth(model: "onnx.ModelProto", file: Path) -> None:
+    """A few bytes can ask for terabytes: what one image becomes on its way must be known, and not be too large."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    values = {value.name: value.type.tensor_type for value in (*inferred.value_info, *inferred.output)}
+    for node in inferred.node:
+        for name in node.output:
+            known = name in values and values[name].HasField("shape")
+            sides = [dim.dim_value or 1 for dim in values[name].shape.dim] if known else []
+            if (node.op_type in GROWING and not known) or math.prod(sides) > MAX_ELEMENTS:
+                raise GreedyNASError(
+                    f"{file} asks for more memory than a network of greedynas ({node.op_type} {name!r:.60})"
+                )
 
 
 def check_onnx(model: "onnx.ModelProto", what: str) -> None:

@@ -10,21 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import engine
 from greedynas.augmentation import augment_more, seeded_generators
 from greedynas.budget import Budget
 from greedynas.config import Config
-from greedynas.cost import IntArray
+from greedynas.cost import IntArray, tree_cost
 from greedynas.data import Data, ImageSet
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
 from greedynas.imagesets import FEW, cpus
 from greedynas.network import build_network
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.recipes import make_optimizer as make_retrain_optimizer
+from greedynas.recording import worth_recording
 from greedynas.space import Space
 from greedynas.stages import choose_precisions
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, train_step
+from greedynas.training import make_optimizer, make_step
 
 PATIENCE = 0.5  # seconds for one repetition of a part; what would take longer is done with fewer images
 DECODED = 64  # different images that are decoded for it
@@ -53,16 +55,36 @@ def measure_pace(config: Config, data: Data, device: torch.device, budget: Budge
     precision, eval_precision = choose_precisions(config, device)
     net = Supernet(space, generator=torch_stream(config.seed, "pace")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = min(config.train.batch_size, len(data.train))
-    step = _step(config, net, data, size, precision)
-    return Pace(
-        step=step,
-        waiting=_waiting(data.train, size, step, device),
-        filtering=_filtering(config, net, data, eval_precision),
-        evaluation=_evaluation(config, net, data, budget, eval_precision),
-        retrain_step=_retrain_step(config, space, data, budget, device, precision),
-        classification=_classification(config, space, data, budget),
-        measuring=time.perf_counter() - start,
-    )
+    with engine.using(config.engine):
+        step = _step(config, net, data, size, precision)
+        return Pace(
+            step=step,
+            waiting=_waiting(data.train, size, step, device),
+            filtering=_filtering(config, net, data, eval_precision),
+            evaluation=_evaluation(config, net, data, budget, eval_precision),
+            retrain_step=_retrain_step(config, space, data, budget, device, precision),
+            classification=_classification(config, space, data, budget),
+            measuring=time.perf_counter() - start,
+        )
+
+
+_known: dict[str, Pace] = {}
+
+
+def known_pace(config: Config, data: Data, device: torch.device, budget: Budget | None = None) -> Pace:
+    """The same, measured once in this process for settings that differ in lengths alone: `--hours` asks for it, and then
+    the plan of what it chose."""
+    lengths = {
+        "train": {"max_epochs", "warmup", "pool_size"},
+        "search": {"generations", "population"},
+        "retrain": {"epochs", "top_epochs"},
+    }
+    settings = config.model_dump_json(exclude={"asked": True, "reasons": True, **lengths})
+    limits = None if budget is None else budget.model_dump_json()
+    key = repr((settings, limits, str(device), len(data.train), len(data.val)))
+    if key not in _known:
+        _known[key] = measure_pace(config, data, device, budget)
+    return _known[key]
 
 
 def _step(config: Config, net: Supernet, data: Data, size: int, precision: str) -> float:
@@ -71,12 +93,15 @@ def _step(config: Config, net: Supernet, data: Data, size: int, precision: str) 
     optimizer = make_optimizer(net, config.train)
     paths = _spread(net.space, None, config.seed)
 
+    step = make_step(net, optimizer, config.train, data.class_weights, precision)
+
     def work(n: int) -> None:
         for path in paths:
-            train_step(
-                net, optimizer, images[:n], labels[:n], [path], 1e-3, config.train, data.class_weights, precision
-            )
+            step(images[:n], labels[:n], [tuple(path)], 1e-3)
 
+    if worth_recording(images):  # for one size of batch, and quick with all of it
+        work(size)
+        return statistics.median(_clock(work, size, images.device, warm=True) for _ in range(3)) / len(paths)
     return _seconds(work, size, images.device) / len(paths)
 
 
@@ -227,20 +252,16 @@ def _by_cost(space: Space, budget: Budget | None, seed: int, quantiles: np.ndarr
 
 def tree_macs(space: Space, paths: IntArray) -> int:
     """Multiply-adds of paths that are evaluated together, each shared prefix once."""
-    table = space.cost_tables["macs"]
     stem = sum(layer.cost(layer.ops[0]).macs for layer in space.stem_layers)
-    total = stem + len(paths) * (table.fixed - stem)
-    for layer in range(paths.shape[1]):
-        total += table.entries[layer, np.unique(paths[:, : layer + 1], axis=0)[:, -1]].sum()
-    return int(total)
+    return tree_cost(space.cost_tables["macs"], stem, paths)
 
 
 # The clock
 
 
 def _seconds(work: Callable[[int], None], size: int, device: torch.device) -> float:
-    """What `work` takes with `size` images, from as many of them as there is patience for."""
-    n = min(size, 8)
+    """What `work` takes with `size` images, from as many of them as there is patience for. A GPU is quick with all."""
+    n = size if device.type == "cuda" else min(size, 8)
     taken, slope = _clock(work, n, device, warm=True), 0.0
     while n < size and taken < PATIENCE:
         before, fewer = taken, n

@@ -10,12 +10,13 @@ call: a run that is resumed must not ask again.
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from rich.table import Table
 
+from greedynas import distributed
 from greedynas.budget import Budget
 from greedynas.config import Config
 from greedynas.data import Data
@@ -69,21 +70,30 @@ class Estimate:
 
 
 def estimate(
-    config: Config, data: Data, device: torch.device, budget: Budget | None = None, networks: int = 1
+    config: Config,
+    data: Data,
+    device: torch.device,
+    budget: Budget | None = None,
+    networks: int = 1,
+    pace: Pace | None = None,
 ) -> Estimate:
-    """What a job takes at most: stopping early is not counted on. `networks` are searched and retrained one by one."""
-    return predict(config, data, measure_pace(config, data, device, budget), machine_name(device), networks)
+    """What a job takes at most: stopping early is not counted on. `networks` are searched and retrained one by one. The
+    pace is measured if it is not given."""
+    ranks = distributed.processes()
+    machine = machine_name(device) if ranks == 1 else f"{ranks} ranks, each {machine_name(device)}"
+    return predict(config, data, pace or measure_pace(config, data, device, budget), machine, networks)
 
 
 def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int = 1) -> Estimate:
     """The estimate of any settings that differ from the measured ones in lengths alone: epochs, paths."""
-    stages = (
+    shared = (
         _supernet(config, data, pace),
         _search(config, data, pace, networks),
         _retraining(config, data, pace, networks),
-        _export(data, pace, networks),
     )
-    return Estimate(stages, pace, machine)
+    # Several ranks share the work, and are taken to do so without loss; rank 0 exports alone.
+    quicker = tuple(replace(stage, seconds=stage.seconds / distributed.processes()) for stage in shared)
+    return Estimate((*quicker, _export(data, pace, networks)), pace, machine)
 
 
 def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
@@ -165,16 +175,17 @@ def fit_hours(
     budget: Budget | None = None,
     networks: int = 1,
     keep: Collection[str] = (),
+    pace: Pace | None = None,
 ) -> tuple[Config, list[str]]:
     """The settings with epochs and searched paths such that the whole job takes about nine tenths of these hours, and
-    what was changed. Settings named in `keep` (dotted) stay as they are.
+    what was changed. Settings named in `keep` (dotted) stay as they are. The pace is measured if it is not given.
 
     Supernet and retraining become longer (at most 3 times) or shorter (at most 10 times) together. A search that would
     take more than its share becomes shorter first.
     """
     if not (hours > 0 and math.isfinite(hours)):
         raise GreedyNASError(f"--hours takes a positive number, got {hours:g}")
-    pace = measure_pace(config, data, device, budget)
+    pace = pace or measure_pace(config, data, device, budget)
     machine, allowed = machine_name(device), (1 - SLACK) * 3600 * hours
     supernet, search, retraining, _ = predict(config, data, pace, machine, networks).stages
     ratio = supernet.seconds / retraining.seconds

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from greedynas.errors import GreedyNASError
-from greedynas.images import Pixels, reason, square
+from greedynas.images import Pixels, open_image, reason, square
 from greedynas.onnxfiles import open_session, read_onnx, run_session
 from greedynas.reading import EXTENSIONS
 from greedynas.trained import WEIGHTS, Card, find_model, load_network
@@ -75,7 +74,7 @@ def open_model(where: Path) -> tuple[Classifier, Card]:
 
 def read_square(file: Path, card: Card) -> Pixels:
     """The image as the network's images are kept: (side, side, channels), decoded as in training."""
-    with Image.open(file) as image:
+    with open_image(file) as image:
         return square(image, card.image_channels, card.stored_size)
 
 

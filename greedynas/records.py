@@ -1,12 +1,16 @@
 """The files of a run directory as the report reads them: strict types, finite numbers, nothing that could be a request."""
 
+import json
 from math import isnan
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from greedynas.budget import Budget
 from greedynas.errors import GreedyNASError
+from greedynas.files import read_json
+from greedynas.space import first_problem
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[int, Field(ge=0, le=2**62)]
@@ -31,6 +35,17 @@ class Record(BaseModel):
     """Of a file or a line that the other stages write; they may write more than the report shows."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def read_record(file: Path, kind: type[Record]) -> dict[str, Any]:
+    """What a stage wrote into a file for itself, all of it, if it is such a record; nothing where there is no file."""
+    found = read_json(file)
+    try:
+        if found:
+            kind.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        raise GreedyNASError(f"{file} is malformed: {first_problem(error)}; mend or remove it") from None
+    return found
 
 
 class Step(Record):
@@ -104,7 +119,7 @@ class Evaluated(Record):
 class Arch(Record):
     """`arch.json`: a network of a space, or a timm model."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1] = 1
     model: str | None = None  # the folder under models/
     space: str | None = None
     path: Path_ | None = None
@@ -192,6 +207,14 @@ class Tested(Record):
         if any(index >= classes for indices in named for index in indices):
             raise GreedyNASError(f"a sample names a class beyond the {classes} there are")
         return self
+
+
+class Finished(Tested):
+    """The same as retraining reads it."""
+
+    epochs: Amount
+    seconds: Positive
+    arch: Arch
 
 
 class Agreement(Record):

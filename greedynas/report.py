@@ -1,30 +1,23 @@
 """`report.html`: one self-contained page about a run, from whatever its directory holds so far."""
 
-import base64
-import hashlib
-import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-from plotly.utils import PlotlyJSONEncoder
 from rich.console import Console
 
-from greedynas import __version__, story, tables
-from greedynas.charts import DARK, Chart, supernet_charts
+from greedynas import story, tables
+from greedynas.charts import Chart, supernet_charts
 from greedynas.drawing import STYLE, draw_path
 from greedynas.errors import GreedyNASError
 from greedynas.facts import Facts, Model, read_facts
 from greedynas.files import write_atomically
 from greedynas.model_charts import model_charts
+from greedynas.pages import render_page
 from greedynas.records import Sample
 from greedynas.search_charts import search_charts
-from greedynas.wording import percent, size, table_of
+from greedynas.wording import size, table_of
 
-PAGE = Path(__file__).parent / "page"
 MAX_SAMPLES = 24  # of the right ones, and of the mistakes
 
 
@@ -55,15 +48,11 @@ def draw_charts(facts: Facts) -> dict[str, Chart]:
 
 
 def render(facts: Facts, charts: dict[str, Chart]) -> str:
-    """The page. Everything that the run brought is escaped: by Jinja in HTML, as JSON in data."""
-    scripts = {"page": (PAGE / "report.js").read_text(encoding="utf-8"), "plotly": get_plotlyjs()}
-    environment = Environment(
-        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = percent
-    return environment.get_template("report.html").render(
+    """The page, from the template `page/report.html`."""
+    return render_page(
+        "report.html",
+        charts,
         facts=facts,
-        charts=charts,
         chosen=facts.chosen,
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
@@ -80,12 +69,6 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         top=tables.top_table(facts.chosen),
         exported=tables.export_table(facts.chosen),
         versions=table_of(facts.versions),
-        version=__version__,
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        style=Markup((PAGE / "report.css").read_text(encoding="utf-8")),
-        scripts={name: Markup(text) for name, text in scripts.items()},
-        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in scripts.values()),
-        data=_data({"figures": {name: chart.figure.to_dict() for name, chart in charts.items()}, "dark": DARK}),
     )
 
 
@@ -113,14 +96,3 @@ def _samples(model: Model | None) -> dict[str, list[Sample]]:
     right = [sample for sample in samples if sample.predicted == sample.label]
     wrong = [sample for sample in samples if sample.predicted != sample.label]
     return {"right": right[:MAX_SAMPLES], "wrong": wrong[:MAX_SAMPLES]}
-
-
-def _data(value: Any) -> Markup:
-    """JSON that is safe inside a script element, whatever strings it holds."""
-    text = json.dumps(value, cls=PlotlyJSONEncoder, separators=(",", ":"), ensure_ascii=False)
-    return Markup(text.replace("<", "\\u003c"))  # neither </script nor <!--
-
-
-def _sha256(script: str) -> str:
-    """For the content security policy: no other script runs in the page, whatever got into it."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -4,8 +4,10 @@ Files are written in an order that any interruption leaves something to go on fr
 checkpoints, `model.safetensors`, `test.json`, `arch.json`, and then the chosen network's at the top of the run.
 """
 
+import math
 import shutil
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rich.text import Text
 from torch import nn
 from torch.nn import functional as F
 
-from greedynas import engine
+from greedynas import distributed, engine
 from greedynas.accuracy import assess, predict_logits, top_accuracy
 from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
@@ -24,7 +26,9 @@ from greedynas.data import Data, ImageSet
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
+from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
+from greedynas.records import Finished, Top, read_record
 from greedynas.runs import Run, differences, logger
 from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.targets import Target, choose_target, found_targets, make_arch, make_card, start_network
@@ -77,18 +81,17 @@ def retrain_stage(
         home = folder / "models" / target.name
         request = make_request(target, settings, recipe, seed)
         check_request(home, target, request)
-        test = read_json(home / "test.json")
-        if test.get("epochs") != recipe.epochs or not (home / "model.safetensors").is_file():
+        test = distributed.on_first(lambda: finished_test(home, recipe))
+        if not test:
             device = choose_device(config.device)
             engine.use(config.engine)
             data = data or read_data(config, device)
+            run.check_data(data.identity())
             precision = choose_precisions(config, device)[0]
             teacher = load_teacher(folder, settings.teacher, target.name, data, device)
             job = Job(run, home, data, device, precision, seed, settings, recipe, teacher, console)
             test = train_and_test(job, target, request)
-        arch_now = {**read_json(home / "arch.json"), **test["arch"], **results_of(test, settings)}
-        write_json(home / "arch.json", arch_now)
-        publish(folder, target.name)
+        arch_now = distributed.on_first(lambda: publish(folder, target.name, test["arch"] | results_of(test, settings)))
     return {**arch_now, "test_images": test["images"], "test_loss": test["loss"], "seconds": test["seconds"]}
 
 
@@ -113,13 +116,23 @@ def train_and_test(job: Job, target: Target, request: dict[str, Any]) -> dict[st
     job.console.print(f"Retraining {target.name}: {told}", highlight=False, markup=False)
     network, state = fit(job, network, images, recipe, home, target.name)
     save_network(home / "model.safetensors", network, card)
-    test = read_json(home / "test.json")
-    if test.get("epochs") != recipe.epochs:
-        logger.info("%s: the test set is looked at", target.name)
-        test = assess(network, data.test(), data.class_names, job.seed)
-        test |= {"epochs": recipe.epochs, "seconds": state.seconds, "arch": arch}
-        write_json(home / "test.json", test)
-    return test
+
+    def look_at_test() -> dict[str, Any]:
+        test = finished_test(home, recipe)
+        if not test:
+            logger.info("%s: the test set is looked at", target.name)
+            test = assess(network, data.test(), data.class_names, job.seed)
+            test |= {"epochs": recipe.epochs, "seconds": state.seconds, "arch": arch}
+            write_json(home / "test.json", test)
+        return test
+
+    return distributed.on_first(look_at_test)
+
+
+def finished_test(home: Path, recipe: Recipe) -> dict[str, Any]:
+    """What `test.json` holds, if it is of these epochs and their weights are there; else nothing."""
+    test = read_record(home / "test.json", Finished)
+    return test if test.get("epochs") == recipe.epochs and (home / "model.safetensors").is_file() else {}
 
 
 def begin(job: Job, target: Target) -> nn.Module:
@@ -132,18 +145,24 @@ def begin(job: Job, target: Target) -> nn.Module:
 def fit(
     job: Job, network: nn.Module, images: ImageSet, recipe: Recipe, folder: Path, title: str
 ) -> tuple[nn.Module, RetrainState]:
-    return retrain(
-        network,
-        images,
-        recipe,
-        seed=job.seed,
-        precision=job.precision,
-        folder=folder,
-        class_weights=job.data.class_weights,
-        teacher=job.teacher,
-        console=job.console,
-        title=title,
+    trial = training_trial(network, images.view, job.device, job.precision)
+    lower = (
+        "stop what else uses the device" if job.teacher is None else "the teacher takes its share; take a smaller one"
     )
+    with telling_what_fits("retrain.batch_size", recipe.batch_size, trial, lower):
+        return retrain(
+            network,
+            images,
+            recipe,
+            seed=job.seed,
+            precision=job.precision,
+            folder=folder,
+            class_weights=job.data.class_weights,
+            teacher=job.teacher,
+            sync_bn=job.settings.sync_bn,
+            console=job.console,
+            title=title,
+        )
 
 
 def load_teacher(folder: Path, name: str | None, student: str, data: Data, device: torch.device) -> nn.Module | None:
@@ -179,6 +198,7 @@ def make_request(target: Target, settings: RetrainSettings, recipe: Recipe, seed
         "inherit": settings.inherit,
         "teacher": settings.teacher,
         **top,
+        **({"sync_bn": True} if settings.sync_bn else {}),
         "seed": seed,
     }
 
@@ -198,15 +218,21 @@ def check_request(home: Path, target: Target, request: dict[str, Any]) -> None:
             if identity != target.identity():
                 raise GreedyNASError(f"{home} holds another network; give this one another --name")
         return
+    if not isinstance(before.get("recipe"), dict):
+        raise GreedyNASError(f"{home / 'retrain.json'} is malformed; remove {home} to train that network again")
     changed = differences(before, request)
     steps = request["recipe"]["decay_epochs"] is not None  # a cosine would have been another one from the start
-    if set(changed) == {"recipe.epochs"} and steps and request["recipe"]["epochs"] > before["recipe"]["epochs"]:
+    if set(changed) == {"recipe.epochs"} and steps and _fewer(before["recipe"]["epochs"], request["recipe"]["epochs"]):
         return
     if changed:
         raise GreedyNASError(
             f"{home} was begun with other settings: {'; '.join(changed.values()):.600}. "
             "Give this one another --name, or use the same settings"
         )
+
+
+def _fewer(before: Any, now: int) -> bool:
+    return isinstance(before, int) and before < now
 
 
 # The best of several
@@ -221,22 +247,26 @@ def best_of_top(job: Job, target: Target) -> Target:
     the validation images. `top.json` holds what is finished."""
     candidates = found_targets(job.run.folder, target)[: job.settings.top]
     recipe = job.recipe.shortened(top_epochs(job.settings, job.recipe))
-    results = read_json(job.home / "top.json").get("candidates", [])
+    results = distributed.on_first(lambda: read_record(job.home / "top.json", Top).get("candidates", []))
     for candidate in candidates[len(results) :]:
         card = make_card(candidate, job.data)
         number = len(results) + 1
         told = f"{target.name}, {number} of {len(candidates)}"
         folder = job.home / "top" / str(number)
         network, state = fit(job, begin(job, candidate), job.data.train, recipe, folder, told)
-        logits, labels = predict_logits(network, job.data.val)
-        measured = {"val_top1": top_accuracy(logits, labels), "val_loss": float(F.cross_entropy(logits, labels))}
+        measured = distributed.on_first(partial(on_validation, network, job.data))
         results.append({**make_arch(candidate, card), **measured, "epochs": recipe.epochs, "seconds": state.seconds})
         write_json(job.home / "top.json", {"schema_version": SCHEMA_VERSION, "candidates": results})
-    shutil.rmtree(job.home / "top", ignore_errors=True)
-    accuracies = [(result["val_top1"], -result["val_loss"]) for result in results]
+    distributed.on_first(lambda: shutil.rmtree(job.home / "top", ignore_errors=True))
+    accuracies = [(result["val_top1"], -result.get("val_loss", math.inf)) for result in results]
     best = accuracies.index(max(accuracies))
     logger.info("of %d found networks number %d is the best after %d epochs", len(results), best + 1, recipe.epochs)
     return candidates[best]
+
+
+def on_validation(network: nn.Module, data: Data) -> dict[str, float]:
+    logits, labels = predict_logits(network, data.val)
+    return {"val_top1": top_accuracy(logits, labels), "val_loss": float(F.cross_entropy(logits, labels))}
 
 
 # What is told in the end
@@ -249,15 +279,17 @@ def results_of(test: dict[str, Any], settings: RetrainSettings) -> dict[str, Any
     return results if settings.teacher is None else {**results, "teacher": settings.teacher}
 
 
-def publish(folder: Path, name: str) -> None:
-    """The chosen network's files lie at the top of the run as well."""
-    file = folder / "arch.json"
-    if not file.exists() or read_arch(folder)["model"] != name:
-        return
-    for part in ("model.safetensors", "arch.json"):
-        data = (folder / "models" / name / part).read_bytes()
-        if not (folder / part).exists() or (folder / part).read_bytes() != data:
-            write_atomically(folder / part, data)
+def publish(folder: Path, name: str, results: dict[str, Any]) -> dict[str, Any]:
+    """`arch.json` with the results, which is returned; the chosen network's files lie at the top of the run as well."""
+    home = folder / "models" / name
+    arch = {**read_json(home / "arch.json"), **results}
+    write_json(home / "arch.json", arch)
+    if (folder / "arch.json").exists() and read_arch(folder)["model"] == name:
+        for part in ("model.safetensors", "arch.json"):
+            data = (home / part).read_bytes()
+            if not (folder / part).exists() or (folder / part).read_bytes() != data:
+                write_atomically(folder / part, data)
+    return arch
 
 
 def report_retraining(result: dict[str, Any], console: Console) -> None:

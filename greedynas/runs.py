@@ -9,6 +9,7 @@ import platform
 import re
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -19,15 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from greedynas import distributed
 from greedynas.config import Config, validated
 from greedynas.errors import GreedyNASError
-from greedynas.files import TEMPORARY, write_atomically
+from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
 from greedynas.yamlfiles import read_yaml
 
 SCHEMA_VERSION = 1
-KEEP = 2  # checkpoints
+KEEP = 2  # checkpoints, unless it is said otherwise
 # Settings that do not change what is computed: they may differ when a run is resumed.
-FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "data.workers", "device"}
+FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
@@ -39,6 +41,13 @@ _locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [lock.close() for lock in tuple(_locks)])
 
 
+class _Log(logging.FileHandler):
+    """A disk that is too full for a line of the log must not end a training, nor print a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 class Run:
     """One run on disk. Opening it takes a lock that ends with the process, however that ends."""
 
@@ -47,14 +56,21 @@ class Run:
         self.supernet = folder / "supernet"
         self.metrics = folder / "metrics.jsonl"
         self._saved = Checkpoints(self.supernet)
-        self._lock = (folder / ".lock").open("w")
+        refuse_links(folder)
+        try:
+            self._lock = (folder / ".lock").open("a")
+            self._log = _Log(folder / "log.txt", encoding="utf-8")
+        except OSError as error:
+            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
-            raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+            self._log.close()
+            if isinstance(error, BlockingIOError):
+                raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+            raise GreedyNASError(f"cannot lock {folder}: {error.strerror}; use a disk that has file locks") from None
         _locks.add(self._lock)
-        self._log = logging.FileHandler(folder / "log.txt", encoding="utf-8")
         logger.setLevel(logging.INFO)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(self._log)
@@ -62,9 +78,12 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config) -> "Run":
         """A new run, or the same one again: other settings in a directory that has a run are refused with a list."""
+        if not distributed.is_first():
+            return _Followed(folder)
         ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder)
             if not (folder / "config.yaml").exists() and {entry.name for entry in folder.iterdir()} - ours:
                 raise GreedyNASError(f"{folder} is not empty and not a greedynas run; name another --out")
             (folder / ".lock").touch()
@@ -75,6 +94,7 @@ class Run:
             if (folder / "config.yaml").exists():
                 refuse_differences(folder, run.config(), config)
             write_atomically(folder / "config.yaml", config_text(config).encode())
+            run._saved.keep = config.train.keep_checkpoints
         except BaseException:
             run.close()
             raise
@@ -84,14 +104,15 @@ class Run:
     def open(cls, folder: Path) -> "Run":
         """A run that exists."""
         read_run_config(folder)
-        return cls(folder)
+        return cls(folder) if distributed.is_first() else _Followed(folder)
 
     def config(self) -> Config:
         return read_config(self.folder)
 
     def close(self) -> None:
         logger.removeHandler(self._log)
-        self._log.close()
+        with suppress(OSError):  # a full disk
+            self._log.close()
         self._lock.close()
 
     def __enter__(self) -> "Run":
@@ -99,6 +120,20 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def check_data(self, identity: dict[str, Any]) -> None:
+        """Other images than the run began with, because some were lost or came in, are refused."""
+        file = self.folder / "data.json"
+        before = read_json(file)
+        if not before:
+            write_json(file, {"schema_version": SCHEMA_VERSION, **identity})
+            return
+        changed = differences({key: before.get(key) for key in identity}, identity)
+        if changed:
+            raise GreedyNASError(
+                f"the data is not the same as when {self.folder} was begun ({'; '.join(changed.values())}): bring it back, "
+                "or name another --out"
+            )
 
     # Checkpoints of the supernet
 
@@ -114,11 +149,26 @@ class Run:
         return self._saved.load()
 
 
-class Checkpoints:
-    """Checkpoints of one training: one file each, named after its step and its content."""
+class _Followed(Run):
+    """A run as ranks other than the first see it: that one has the lock and the log, and writes for all."""
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.supernet = folder / "supernet"
+        self._saved = Checkpoints(self.supernet)
+
+    def close(self) -> None:
+        pass
+
+    def check_data(self, identity: dict[str, Any]) -> None:
+        pass
+
+
+class Checkpoints:
+    """Checkpoints of one training: one file each, named after its step and its content."""
+
+    def __init__(self, folder: Path, keep: int = KEEP):
+        self.folder, self.keep = folder, keep
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -132,7 +182,9 @@ class Checkpoints:
         new = self.folder / f"step-{step:09d}-{digest}.safetensors"
         write_atomically(new, data)
         others = [file for file in self.files() if file != new]
-        keep = [file for file in others if file.name < f"step-{step:09d}" and file not in self._damaged][: KEEP - 1]
+        keep = [file for file in others if file.name < f"step-{step:09d}" and file not in self._damaged][
+            : self.keep - 1
+        ]
         for file in others:
             if file not in keep:
                 file.unlink()
@@ -145,12 +197,18 @@ class Checkpoints:
         return sorted((file for file in files if _CHECKPOINT.fullmatch(file.name)), reverse=True)
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole. A damaged one is named and passed over."""
+        """The newest checkpoint that is whole; rank 0 reads it for all."""
+        tensors, state = (self._newest() if distributed.is_first() else None) or (None, None)
+        state = distributed.broadcast(state)
+        return None if state is None else (distributed.broadcast_tensors(tensors), state)
+
+    def _newest(self) -> Checkpoint | None:
+        """A damaged one is named and passed over."""
         files = self.files()
         for file in files:
             try:
-                return _read_checkpoint(file)
-            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                return read_checkpoint(file)
+            except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
                 self._damaged.add(file)
                 logger.warning("checkpoint %s is damaged (%s); going back to the one before", file.name, error)
         if files:
@@ -158,7 +216,7 @@ class Checkpoints:
         return None
 
 
-def _read_checkpoint(file: Path) -> Checkpoint:
+def read_checkpoint(file: Path) -> Checkpoint:
     match = _CHECKPOINT.fullmatch(file.name)
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()[:16]
@@ -167,6 +225,17 @@ def _read_checkpoint(file: Path) -> Checkpoint:
     with safe_open(file, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
         return tensors, json.loads(handle.metadata()["state"])
+
+
+def refuse_links(folder: Path) -> None:
+    """A run that somebody else packed must not make us write, or wait, outside of it: no links out of it, no pipes."""
+    home = folder.resolve()
+    for parent, folders, files in os.walk(folder):
+        for entry in (Path(parent, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(home):
+                raise GreedyNASError(f"{entry} is a link out of the run directory; put what it points to in its place")
+            if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
+                raise GreedyNASError(f"{entry} is neither a file nor a folder; remove it")
 
 
 def read_run_config(folder: Path) -> Config:

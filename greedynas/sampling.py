@@ -1,10 +1,11 @@
 """Which paths are trained: Algorithm 1 of the paper (greedy path filtering), and the samplers it is compared with."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from greedynas import distributed
 from greedynas.errors import GreedyNASError
 from greedynas.paths import OpPath, parse_path
 from greedynas.pool import CandidatePool
@@ -20,6 +21,15 @@ class Filtered:
     kept: list[tuple[OpPath, float]]
     rejected: list[tuple[OpPath, float]]
     evaluated: int  # distinct paths
+
+    def decided(self) -> "Filtered":
+        """As rank 0 has it."""
+        kept, rejected = distributed.broadcast((self.kept, self.rejected))
+        return replace(self, kept=_with_tuples(kept), rejected=_with_tuples(rejected))
+
+
+def _with_tuples(entries: Sequence[tuple[Sequence[int], float]]) -> list[tuple[OpPath, float]]:
+    return [(tuple(path), loss) for path, loss in entries]
 
 
 def filter_paths(

@@ -53,13 +53,30 @@ class Schedule:
         optimization = steps * batch * (num_ops if settings.sampler == "fair" else 1)
         if not self.filters(self.steps):
             return optimization, 0
-        filterings = math.ceil(max(steps - self.warmup, 0) / settings.k)
-        return optimization, filterings * (settings.m if settings.filtering else settings.k) * settings.filter_images
+        paths = math.ceil(max(steps - self.warmup, 0) / settings.k) * (settings.m if settings.filtering else settings.k)
+        calibration = min(settings.calibration_images, self.train_images) if settings.bn == "recalibrate" else 0
+        return optimization, paths * (settings.filter_images + calibration)
 
 
 def corrected_images(optimization: float, evaluation: float, ratio: float = PAPER_RATIO) -> float:
     """Table 1's "corrected #optimization"."""
     return optimization + evaluation / ratio
+
+
+def epochs_within(settings: TrainSettings, train_images: int, corrected: float, num_ops: int) -> int:
+    """The most epochs whose corrected cost stays within so many images; 0 where even one costs more."""
+
+    def cost(epochs: int) -> float:
+        schedule = Schedule(settings.model_copy(update={"max_epochs": epochs}), train_images)
+        return corrected_images(*schedule.predicted_images(num_ops=num_ops))
+
+    low, high = 0, 1
+    while cost(high) <= corrected:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= corrected else (low, middle)
+    return low
 
 
 def supplement_corrected_images() -> float:

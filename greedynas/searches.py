@@ -3,18 +3,20 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from greedynas import engine
+from greedynas import distributed, engine
 from greedynas.architectures import path_arch, read_arch, write_arch
 from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
@@ -22,12 +24,14 @@ from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import evaluate_batches, interleaved
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
-from greedynas.files import write_json
+from greedynas.files import read_json, write_json
 from greedynas.latency import load_latency_table
 from greedynas.paths import OpPath
+from greedynas.records import Evaluated
 from greedynas.runs import NAME, Run, logger, read_run_config
+from greedynas.space import Space, first_problem
 from greedynas.stages import choose_device, choose_precisions, read_data
-from greedynas.state import TrainState, load_weights
+from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
 from greedynas.training import calibration_images
@@ -61,7 +65,7 @@ class SupernetEvaluator:
             self.calibration = calibration_images(data, settings.calibration_images, rng)
 
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
-        new = [path for path in paths if path not in self.accuracies]
+        new = [tuple(path) for path in distributed.broadcast([p for p in paths if p not in self.accuracies])]
         if new:
             chunks = interleaved(len(self.data.val), self.settings.bn_images)
             batches = (self.data.val.eval_batch(chunk) for chunk in chunks)
@@ -134,7 +138,7 @@ def search_stage(
         results = []
         for request, task in zip(requests, tasks, strict=True):
             results.append(run_search(run.folder, request, task, evaluator, pool, state.step, console))
-        write_json(folder / "arch.json", read_arch(folder, requests[0].name))
+        distributed.on_first(lambda: write_json(folder / "arch.json", read_arch(folder, requests[0].name)))
     return results
 
 
@@ -144,7 +148,8 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     if checkpoint is None:
         raise GreedyNASError(f"{run.folder} has no supernet yet; train one with greedynas train")
     tensors, saved = checkpoint
-    state = TrainState.from_json(saved)
+    with fitting(run.supernet):
+        state = TrainState.from_json(saved)
     if state.stopped is None:
         raise GreedyNASError(
             f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
@@ -152,8 +157,10 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     device = choose_device(config.device)
     engine.use(config.engine)
     data = data or read_data(config, device)
+    run.check_data(data.identity())
     net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
-    load_weights(net, tensors)
+    with fitting(run.supernet):
+        load_weights(net, tensors)
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net, state, data, choose_precisions(config, device)[1]
 
@@ -170,7 +177,8 @@ def run_search(
     """One search, saved after every generation."""
     file = folder / "searches" / request.name / "search.json"
     wanted = _settings_json(request, task, step)
-    earlier = read_search(file, wanted)
+    known = distributed.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
+    earlier = [Found(tuple(path), *rest) for path, *rest in known]
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = request.settings
     first = pool if request.pool_init else []
@@ -187,7 +195,7 @@ def run_search(
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
     result["chosen"] = arch_json(request.name, searched.best, task)
     write_json(file, result)
-    write_arch(folder, result["chosen"])
+    distributed.on_first(lambda: write_arch(folder, result["chosen"]))
     logger.info(
         "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d ditched; best %.4f",
         request.name,
@@ -200,16 +208,24 @@ def run_search(
     return result
 
 
-def read_search(file: Path, wanted: dict[str, Any]) -> list[Found]:
+_FOUND = TypeAdapter(list[Evaluated])
+
+
+def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]:
     """What an interrupted search of the same settings has evaluated; other settings under its name are refused."""
     if not file.exists():
         return []
+    saved = read_json(file)
+    different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-        different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
-        found = [Found(tuple(entry["path"]), entry["accuracy"], entry["generation"]) for entry in saved["found"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise GreedyNASError(f"{file} cannot be read ({error}); remove it to search again") from None
+        found = [
+            Found(entry.path, entry.accuracy, entry.generation)
+            for entry in _FOUND.validate_json(json.dumps(saved["found"]))
+        ]
+        space.check_paths([entry.path for entry in found]) if found else None
+    except (ValueError, KeyError) as error:
+        told = first_problem(error) if isinstance(error, ValidationError) else error
+        raise GreedyNASError(f"{file} cannot be read ({told}); remove it to search again") from None
     if different:
         raise GreedyNASError(
             f"{file.parent} holds a search with another {', '.join(different)}; give this one another --name"
@@ -219,7 +235,7 @@ def read_search(file: Path, wanted: dict[str, Any]) -> list[Found]:
 
 def arch_json(name: str, found: Found, task: Task) -> dict[str, Any]:
     """What `arch.json` says of a network before it is retrained."""
-    more = {key: table(np.array([found.path]))[0].item() for key, table in task.tables.items()}
+    more = {key: _priced(table(np.array([found.path])))[0] for key, table in task.tables.items()}
     return {**path_arch(name, found.path, task.space), **more, "supernet_accuracy": found.accuracy}
 
 
@@ -257,8 +273,15 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
 
 
-def _told_cost(name: str, value: float) -> str:
+def _told_cost(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:.2f}" if name == "latency_ms" else f"{value:,}"
+
+
+def _priced(costs: NDArray[Any]) -> list[Any]:
+    """None for a latency that the table cannot tell: JSON has no other word for it."""
+    return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
 def _settings_json(request: Request, task: Task, step: int) -> dict[str, Any]:
@@ -279,7 +302,7 @@ def _settings_json(request: Request, task: Task, step: int) -> dict[str, Any]:
 def _found_json(searched: Searched) -> dict[str, Any]:
     def rows(found: Sequence[Found]) -> list[dict[str, Any]]:
         paths = np.array([entry.path for entry in found])
-        columns = {name: table(paths).tolist() for name, table in searched.task.tables.items()}
+        columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
         return [
             {"path": list(entry.path), "accuracy": entry.accuracy, "generation": entry.generation}
             | {name: values[i] for name, values in columns.items()}

@@ -1,14 +1,17 @@
 """The settings that a run starts with: a preset with changes, or what `auto` and `--hours` choose for data and machine."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
 from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
 from greedynas.errors import GreedyNASError
+from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
 from greedynas.runs import read_run_config
 from greedynas.stages import choose_device, read_data
@@ -25,7 +28,21 @@ def settings_of(
     hours: float | None = None,
 ) -> Config:
     """What was chosen when the run in `folder` was started stays as it is when it goes on: measured again, it might come
-    out differently."""
+    out differently. Of several ranks the first one chooses."""
+    if distributed.size() == 1:
+        return _settings_of(preset, changes, folder, console, budgets, hours)
+    chosen = partial(_settings_of, preset, changes, folder, console, budgets, hours)
+    return Config.model_validate(distributed.on_first(lambda: chosen().model_dump(mode="json")))
+
+
+def _settings_of(
+    preset: str,
+    changes: dict[str, Any],
+    folder: Path | None,
+    console: Console,
+    budgets: list[Budget] | None,
+    hours: float | None,
+) -> Config:
     changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
     if preset != AUTO and hours is None:
         return load_config(preset, changes)
@@ -43,7 +60,8 @@ def settings_of(
     if hours is not None:
         device = choose_device(config.device)
         data = read_data(config, device)
-        config, more = fit_hours(config, data, device, hours, budget, max(1, len(priced)), keep=changes)
+        pace = known_pace(config, data, device, budget)
+        config, more = fit_hours(config, data, device, hours, budget, max(1, len(priced)), keep=changes, pace=pace)
         reasons = [*reasons, *more]
     for reason in reasons:
         console.print(f"  {reason}", highlight=False, markup=False)

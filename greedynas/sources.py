@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from greedynas.errors import GreedyNASError
-from greedynas.images import Pixels
+from greedynas.images import Pixels, open_image
 
 
 class Source(ABC):
@@ -76,7 +76,7 @@ class Files(Source):
         return Path(os.fsdecode(self.files[index]))
 
     def image(self, index: int) -> Image.Image:
-        return Image.open(self.path(index))
+        return open_image(self.path(index))
 
     def name(self, index: int) -> str:
         return os.fsencode(self.path(index)).decode(errors="replace")
@@ -127,7 +127,7 @@ class HuggingFace(Source):
         self.column = column
 
     def image(self, index: int) -> Image.Image:
-        return Image.open(io.BytesIO(self._bytes(index)))
+        return open_image(io.BytesIO(self._bytes(index)))
 
     def name(self, index: int) -> str:
         return self.table[int(index)][self.column].get("path") or f"image {index}"

@@ -36,6 +36,8 @@ SPACES = Path(__file__).parent / "spaces"
 Channels = Annotated[int, Field(ge=1, le=8192)]
 Stride = Annotated[int, Field(ge=1, le=8)]
 OpNames = Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+MAX_LAYERS = 256
+MAX_PARAMS = 2**30  # of a supernet, 24 times as many as the paper's largest has
 
 
 class _Data(BaseModel):
@@ -109,8 +111,17 @@ class Space(_Data):
     def _list_to_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable():  # names from a file end up on the terminal
+            raise ValueError("has characters that cannot be printed")
+        return value
+
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
+        if sum(stage.repeat for stage in self.stages) > MAX_LAYERS:
+            raise GreedyNASError(f"{self.name} has more than {MAX_LAYERS} layers")
         for number, layer in enumerate((*self.stem_layers, *self.layers, *self.head_layers)):
             place = f"{layer.where} (layer {number} of the network)"
             if len(set(layer.ops)) < len(layer.ops):
@@ -126,6 +137,9 @@ class Space(_Data):
                 f"image_size {self.image_size} is too small: the strides of {self.name} divide it by {self.total_stride}; "
                 f"use at least {self.total_stride}"
             )
+        table = self.cost_tables["params"]
+        if int(table.entries.sum()) + int(table.fixed) > MAX_PARAMS:
+            raise GreedyNASError(f"all ops of {self.name} together have more than {MAX_PARAMS:,} parameters")
         return self
 
     # What is where

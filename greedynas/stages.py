@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from greedynas import engine
+from greedynas import distributed, engine
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
+from greedynas.memory import telling_what_fits, training_trial
 from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
@@ -21,7 +23,9 @@ from greedynas.supernet import Supernet
 from greedynas.training import train_supernet
 
 
-def train_stage(config: Config, folder: Path, console: Console, data: Data | None = None) -> dict[str, Any]:
+def train_stage(
+    config: Config, folder: Path, console: Console, data: Data | None = None, *, show_plan: bool = True
+) -> dict[str, Any]:
     """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
     device = choose_device(config.device)
     engine.use(config.engine)
@@ -36,23 +40,29 @@ def train_stage(config: Config, folder: Path, console: Console, data: Data | Non
             "lower it or raise data.val_images"
         )
     with Run.start(folder, config) as run:
+        run.check_data(data.identity())
         for note in data.notes:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
         space = config.space.adapt(num_classes=len(data.class_names))
         net = Supernet(space, generator=torch_stream(config.seed, "init")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
-        console.print(plan_table(config, len(data.train)))
-        state = train_supernet(
-            net,
-            data,
-            config.train,
-            seed=config.seed,
-            precision=precision,
-            eval_precision=eval_precision,
-            run=run,
-            console=console,
-        )
+        if show_plan:
+            console.print(plan_table(config, len(data.train)))
+        largest = tuple(space.cost_tables["macs"].entries.argmax(axis=1).tolist())
+        trial = training_trial(lambda images: net(images, largest), data.train.view, device, precision)
+        lower = "lower train.bn_images or train.filter_images in another --out"
+        with telling_what_fits("train.batch_size", config.train.batch_size, trial, lower):
+            state = train_supernet(
+                net,
+                data,
+                config.train,
+                seed=config.seed,
+                precision=precision,
+                eval_precision=eval_precision,
+                run=run,
+                console=console,
+            )
     return summary(state)
 
 
@@ -126,7 +136,7 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
 
 def plan_table(config: Config, train_images: int | None = None) -> Table:
     facts = plan(config, train_images)
-    table = Table(title=f"Plan: {config.train.sampler} training of {config.space.name}", title_justify="left")
+    table = Table(title=Text(f"Plan: {config.train.sampler} training of {config.space.name}"), title_justify="left")
     for column in ("", "epochs", "optimization images", "evaluation images", f"corrected (r = {PAPER_RATIO})"):
         table.add_column(column, justify="right" if column else "left")
     for label, cost in facts["costs"].items():
@@ -144,11 +154,18 @@ def plan_table(config: Config, train_images: int | None = None) -> Table:
 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise GreedyNASError("device is cuda, but PyTorch sees no GPU here; use device=cpu")
     if name == "mps" and not torch.backends.mps.is_available():
         raise GreedyNASError("device is mps, but PyTorch sees none here; use device=cpu")
+    if distributed.size() > 1 and name != "cpu":
+        if name != "cuda" or distributed.local_size() > torch.cuda.device_count():
+            raise GreedyNASError(
+                f"{distributed.local_size()} ranks on this machine need as many GPUs ({torch.cuda.device_count()} are "
+                f"seen) with device=auto or cuda, here it is {name}; start fewer ranks or use device=cpu"
+            )
+        return torch.device("cuda", distributed.local_rank())
     return torch.device(name)
 
 

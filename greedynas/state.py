@@ -1,15 +1,22 @@
 """What the future of a supernet training depends on, and how it goes into a checkpoint and comes out again."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
+from greedynas.errors import GreedyNASError
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.runs import Run, logger
 from greedynas.schedule import corrected_images
+from greedynas.space import first_problem
 from greedynas.supernet import Supernet
 
 # What SGD and RMSpropTF remember of a parameter, by its name in a checkpoint.
@@ -44,15 +51,56 @@ class TrainState:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "TrainState":
+        """Of a checkpoint, which may be somebody else's: what is not as we write it is refused."""
+        _SAVED.validate_python(state)
         waiting = [[tuple(path) for path in paths] for paths in state["waiting"]]
         snapshot = [tuple(path) for path in state["snapshot"]]
         pool = CandidatePool.from_state(state["pool"])
         return cls(**{**state, "pool": pool, "waiting": waiting, "snapshot": snapshot})
 
 
-def save_state(run: Run, state: TrainState, net: Supernet, optimizer: torch.optim.Optimizer) -> None:
-    """Weights, momentum and state as one checkpoint."""
-    run.save_checkpoint(state.step, training_tensors(net, optimizer), state.to_json())
+Count = Annotated[int, Field(ge=0)]
+PathLists = list[list[Count]]
+
+
+class _SavedPool(TypedDict):
+    size: Annotated[int, Field(ge=1)]
+    updates: Count
+    entries: list[tuple[list[Count], float, int]]
+
+
+class _Saved(TypedDict):
+    """A `TrainState` as JSON."""
+
+    pool: _SavedPool
+    step: Count
+    epoch: Count
+    draws: Count
+    waiting: list[PathLists]
+    snapshot: PathLists
+    novelty: float | None
+    optimization_images: Count
+    evaluation_images: Count
+    stopped: str | None
+    recent_losses: list[float]
+    metrics_length: Count
+    seconds: float
+    measured_ratio: float | None
+
+
+_SAVED = TypeAdapter(_Saved)
+
+
+@contextmanager
+def fitting(where: Path) -> Iterator[None]:
+    """A checkpoint that is whole but does not belong to this network, or was not written by us, is one line."""
+    try:
+        yield
+    except GreedyNASError:
+        raise
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # of pydantic, and of load_state_dict
+        told = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        raise GreedyNASError(f"the checkpoint in {where} does not fit this run: {told:.300}") from None
 
 
 def restore_state(run: Run, net: Supernet, optimizer: torch.optim.Optimizer) -> TrainState | None:
@@ -61,8 +109,9 @@ def restore_state(run: Run, net: Supernet, optimizer: torch.optim.Optimizer) -> 
     if checkpoint is None:
         return None
     tensors, state = checkpoint
-    load_training_tensors(net, optimizer, tensors)
-    restored = TrainState.from_json(state)
+    with fitting(run.supernet):
+        load_training_tensors(net, optimizer, tensors)
+        restored = TrainState.from_json(state)
     logger.info("going on from step %d", restored.step)
     return restored
 
@@ -74,6 +123,17 @@ def training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
         memory = optimizer.state.get(parameter, {})
         tensors |= {f"{short}.{name}": memory[key] for short, key in MEMORY.items() if key in memory}
     return tensors
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same in memory that nobody else writes to, on the CPU; from a GPU through pinned memory, all at once."""
+    copies = {}
+    for name, tensor in tensors.items():
+        room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+        copies[name] = room.copy_(tensor.detach(), non_blocking=True)
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from greedynas import ends
 from greedynas.blocks import initialise, make_block
 from greedynas.network import Network, feature_info, fixed_blocks, in_stages
 from greedynas.paths import parse_path
@@ -37,15 +38,24 @@ class Supernet(nn.Module):
 
     def classify(self, x: Tensor) -> Tensor:
         """From the last layer's output to logits."""
-        return self.classifier(self.head(x).mean((2, 3)))
+        return self.classifier(self.pooled(x))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """From the last layer's output to what the classifier sees."""
+        if len(self.head) == 1 and ends.pools(self.head[0], x):
+            return ends.pooled(self.head[0], x)
+        return self.head(x).mean((2, 3))
 
     def blocks(self, path: Any) -> list[nn.Module]:
         """The chosen block of every layer."""
         return [self.layers[i][op] for i, op in enumerate(parse_path(path, self.space))]  # type: ignore[index]
 
+    def path_modules(self, path: Any) -> list[nn.Module]:
+        """What a step on this path trains, from the images on."""
+        return [self.stem, *self.blocks(path), self.head, self.classifier]
+
     def path_parameters(self, path: Any) -> Iterator[nn.Parameter]:
-        """The parameters that a step on this path trains."""
-        for module in (self.stem, *self.blocks(path), self.head, self.classifier):
+        for module in self.path_modules(path):
             yield from module.parameters()
 
     def subnet(self, path: Any) -> Network:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from greedynas.cells import Table, make_table
 from greedynas.facts import Facts, Model
 from greedynas.known import known_networks
 from greedynas.model_charts import CHANCE, standard_error
@@ -13,24 +14,6 @@ from greedynas.search_charts import started
 from greedynas.wording import count, duration, epochs, limits, milliseconds, percent, size
 
 MAX_ROWS = 60
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text. Columns after the first are numbers unless they are named in `words`."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    words: frozenset[str] = frozenset()
-    marked: int | None = None  # the row that the others are compared with
-    note: str = ""
-
-
-def make_table(columns: dict[str, list[str]], words: set[str] | None = None, **more: object) -> Table:
-    """From columns; those without a single value are left out."""
-    kept = {name: values for name, values in columns.items() if any(values)}
-    rows = [[value or "–" for value in row] for row in zip(*kept.values(), strict=True)]
-    return Table(list(kept), rows, frozenset(words or ()), **more)  # type: ignore[arg-type]
 
 
 def what_it_is(model: Model, facts: Facts) -> str:

@@ -14,13 +14,13 @@ from greedynas.architectures import SCHEMA_VERSION, path_arch, read_arch
 from greedynas.config import Config
 from greedynas.data import Data, normalisation
 from greedynas.errors import GreedyNASError
-from greedynas.files import read_json
 from greedynas.known import known_networks, resolve
 from greedynas.paths import OpPath, canonical, compact, parse_path
 from greedynas.pretrained import load_pretrained
+from greedynas.records import Search, read_record
 from greedynas.runs import NAME, Run
 from greedynas.space import Space, load_space, space_names
-from greedynas.state import load_weights
+from greedynas.state import fitting, load_weights
 from greedynas.streams import torch_stream
 from greedynas.supernet import Supernet
 from greedynas.trained import Card, make_network
@@ -107,8 +107,8 @@ def read_search(folder: Path, name: str) -> dict[str, Any] | None:
     file = folder / "searches" / name / "search.json"
     if not file.is_file():
         return None
-    search = read_json(file)
-    if not isinstance(search.get("chosen"), dict) or not isinstance(search.get("found"), list):
+    search = read_record(file, Search)
+    if search.get("chosen") is None:
         raise GreedyNASError(f"the search {name} is not finished; give its search command again")
     return search
 
@@ -216,7 +216,8 @@ def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) ->
     if checkpoint is None:
         raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
     supernet = Supernet(card.space)
-    load_weights(supernet, checkpoint[0])
+    with fitting(run.supernet):
+        load_weights(supernet, checkpoint[0])
     # One after the other: the same blocks, which the two forms may count to different stages.
     values = supernet.subnet(target.path).state_dict().values()
     network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))

@@ -1,9 +1,12 @@
 """What a training tells and saves: metrics.jsonl, TensorBoard where it is installed, a live display, checkpoints in time."""
 
+import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -12,15 +15,19 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import Tensor
 
+from greedynas import distributed, stopping
 from greedynas.errors import GreedyNASError
 from greedynas.files import Records
 from greedynas.paths import OpPath, compact, pretty
+from greedynas.runs import Checkpoint, logger
 from greedynas.sampling import Filtered
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images
 from greedynas.space import Space
-from greedynas.state import TrainState
+from greedynas.state import TrainState, copied
+
+WEIGHTS = ("net.", "ema.")  # how the names of weights begin in a checkpoint
 
 
 class Counters(Protocol):
@@ -35,7 +42,7 @@ class Counters(Protocol):
 
 
 class Journal(ABC):
-    """Looks at losses, writes metrics, moves the display. Without a folder nothing is written."""
+    """Looks at losses, writes metrics, moves the display. Without a folder, or on another rank than 0, nothing is written."""
 
     def __init__(
         self,
@@ -47,6 +54,8 @@ class Journal(ABC):
         log_every: int,
         console: Console | None,
     ):
+        if not distributed.is_first():
+            folder = console = None
         self.state = state
         self._steps_per_epoch, self._log_every = steps_per_epoch, log_every
         self._pending: list[
@@ -89,10 +98,15 @@ class Journal(ABC):
         self._pending.clear()
 
     def flush(self) -> None:
-        """Before a checkpoint: all metrics are on the disk, and the state knows how long they are."""
+        """Before a checkpoint: all metrics are written, and the state knows how long they are."""
         self.look_at_losses()
         if self._records is not None:
             self.state.metrics_length = self._records.flush()
+
+    def sync(self) -> None:
+        """And on the disk. Any thread may call this."""
+        if self._records is not None:
+            self._records.sync()
 
     @abstractmethod
     def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError: ...
@@ -186,36 +200,104 @@ class Recorder(Journal):
 
 
 class Checkpointing:
-    """Saves when it is time to; nothing is saved that is not finite."""
+    """Saves when it is time to, beside the training: the state is copied, and a thread writes the copy.
+
+    Nothing is saved that is not finite. One checkpoint is written at a time; what goes wrong with it is raised after the
+    next step, or by `wait`. A signal (see `stopping.py`) ends the training with a checkpoint.
+    """
 
     def __init__(
         self,
         journal: Journal,
-        modules: Iterable[nn.Module],
-        save: Callable[[], None] | None,  # None: nowhere
+        contents: Callable[[], Checkpoint],
+        save: Callable[[int, dict[str, Tensor], dict[str, Any]], None] | None,  # None: nowhere
         minutes: float,
         steps: int | None,
+        writer: Executor,
     ):
-        self.journal, self.modules, self.save, self.minutes, self.steps = journal, modules, save, minutes, steps
+        self.journal, self.contents, self.save = journal, contents, save
+        self.minutes, self.steps, self._writer = minutes, steps, writer
         self.path: OpPath | None = None
         self.last = time.monotonic()
+        self._writing: Future[None] | None = None
 
     def if_due(self, path: OpPath | None = None) -> None:
         """After an update, of this path."""
         self.path = path
+        if self._writing is not None and self._writing.done():
+            self.wait()
+        if signal := distributed.largest(stopping.requested() or 0):
+            self.now()
+            self.wait()
+            distributed.barrier()  # the others' end would be taken for a failure
+            told = "" if self.save is None else f"a checkpoint of step {self.journal.state.step} is written"
+            raise stopping.Stopped(signal, told)
         by_steps = self.steps is not None and self.journal.state.step % self.steps == 0
-        if by_steps or time.monotonic() - self.last > 60 * self.minutes:
+        by_time = self._writing is None and time.monotonic() - self.last > 60 * self.minutes
+        if by_steps or by_time:
             self.now()
 
     def now(self) -> None:
+        """Begin to save what is there now; the checkpoint before this one is finished first."""
         if self.save is None:
             return
+        self.wait()
         self.journal.flush()
-        tensors = (tensor for module in self.modules for tensor in module.state_dict().values())
-        if not all(tensor.isfinite().all() for tensor in tensors):
-            raise self.journal.diverged(self.journal.state.step, self.path)
-        self.save()
+        tensors, state = self.contents()
+        # The state is text at once: training goes on to change its lists.
+        content = (copied(tensors), json.dumps(state))
+        self._writing = self._writer.submit(self._write, self.journal.state.step, self.path, *content)
         self.last = time.monotonic()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        writing, self._writing = self._writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except OSError as error:
+            raise GreedyNASError(
+                f"cannot write the checkpoint {error.filename or ''}: {error.strerror or error}; the one before is kept: "
+                "put that right, and give the same command again"
+            ) from None
+
+    def _write(self, step: int, path: OpPath | None, tensors: dict[str, Tensor], state: str) -> None:
+        weights = (tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS))
+        if not all(np.isfinite(tensor.numpy()).all() for tensor in weights):  # NumPy keeps to its own thread
+            raise self.journal.diverged(step, path)
+        self.journal.sync()
+        assert self.save is not None
+        self.save(step, tensors, json.loads(state))
+
+
+@contextmanager
+def checkpointing(
+    journal: Journal,
+    contents: Callable[[], Checkpoint],
+    save: Callable[[int, dict[str, Tensor], dict[str, Any]], None] | None,
+    minutes: float,
+    steps: int | None,
+) -> Iterator[Checkpointing]:
+    """Checkpoints of a training: `contents` are written by `save`, and all of it when this is left."""
+    with stopping.unhurried(), ThreadPoolExecutor(1, "checkpoint") as writer:
+        save = save if distributed.is_first() else None
+        checkpoint = Checkpointing(journal, contents, save, minutes, steps, writer)
+        try:
+            yield checkpoint
+        except BaseException as later:
+            try:
+                checkpoint.wait()
+            except GreedyNASError as first:  # of an earlier step, and the one to tell
+                if isinstance(later, Exception):
+                    raise first from None
+                logger.warning("%s", first)
+            signal = stopping.requested()
+            if signal is not None and isinstance(later, Exception) and not isinstance(later, GreedyNASError):
+                # The same signal has ended a process that this step needed.
+                logger.warning("the step was not finished: %s", later)
+                raise stopping.Stopped(signal, "the last checkpoint is kept") from None
+            raise
+        checkpoint.wait()
 
 
 def diverged(step: int, path: OpPath | None, space: Space) -> GreedyNASError:

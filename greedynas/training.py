@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +13,24 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas import distributed, engine
 from greedynas.config import TrainSettings
 from greedynas.data import Data
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
 from greedynas.files import write_json
-from greedynas.graphs import GraphedTraining, worth_recording
+from greedynas.graphs import GraphedTraining
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
+from greedynas.recording import worth_recording
+from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
 from greedynas.runs import Run, logger
 from greedynas.sampling import Filtered, fair_paths, filter_paths, sample_paths
 from greedynas.schedule import Schedule
-from greedynas.state import TrainState, restore_state, save_state
+from greedynas.state import TrainState, restore_state, training_tensors
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
-from greedynas.telemetry import Checkpointing, Recorder, diverged
+from greedynas.syncnorm import synchronise
+from greedynas.telemetry import Recorder, checkpointing, diverged
 
 
 def train_supernet(
@@ -44,16 +49,28 @@ def train_supernet(
     With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted.
     """
     schedule = Schedule(settings, len(data.train))
+    images_per_step = min(settings.batch_size, len(data.train))
+    distributed.refuse_small_batch(images_per_step, "train.batch_size")
     net.train()
+    if settings.sync_bn:
+        synchronise(net)
+    same_weights(net)
     optimizer = make_optimizer(net, settings)
     state = restore_state(run, net, optimizer) if run is not None else None
     state = state or TrainState(CandidatePool(settings.pool_size))
     if state.stopped is not None:
         return state
     step = make_step(net, optimizer, settings, data.class_weights, precision)
-    with Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder:
-        save = None if run is None else partial(save_all, run, state, net, optimizer)
-        checkpoint = Checkpointing(recorder, [net], save, settings.checkpoint_minutes, settings.checkpoint_steps)
+    if precision == "bf16":
+        engine.prepare(net, -(-images_per_step // distributed.size()))
+    save = None if run is None else partial(save_all, run)
+    times = (settings.checkpoint_minutes, settings.checkpoint_steps)
+    with (
+        Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder,
+        checkpointing(
+            recorder, lambda: (training_tensors(net, optimizer), state.to_json()), save, *times
+        ) as checkpoint,
+    ):
         while state.stopped is None:
             done = state.step - state.epoch * schedule.steps_per_epoch
             for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
@@ -76,7 +93,7 @@ def train_supernet(
                 lr = schedule.lr(state.step)
                 loss = step(images, labels, paths, lr)
                 state.step += 1
-                state.optimization_images += len(images) * len(paths)
+                state.optimization_images += images_per_step * len(paths)
                 recorder.step(loss, paths[0])
                 checkpoint.if_due(paths[0])
             state.epoch += 1
@@ -84,7 +101,8 @@ def train_supernet(
             state.snapshot = sorted(state.pool)
             state.stopped = why_stop(state, settings)
             if state.measured_ratio is None:
-                state.measured_ratio = measure_ratio(net, data, settings, precision, eval_precision)
+                measure = partial(measure_ratio, net, data, settings, precision, eval_precision)
+                state.measured_ratio = distributed.on_first(measure)
             recorder.epoch()
             logger.info("epoch %d of %d%s", state.epoch, settings.max_epochs, _pool_told(state))
         checkpoint.now()
@@ -139,7 +157,7 @@ def filter_on_validation(
         return found.tolist()
 
     m = settings.m if settings.filtering else settings.k
-    return filter_paths(net.space, losses, m, settings.k, rng, state.pool, epsilon)
+    return filter_paths(net.space, losses, m, settings.k, rng, state.pool, epsilon).decided()
 
 
 def make_step(
@@ -153,17 +171,21 @@ def make_step(
     recorded: list[GraphedTraining] = []
 
     def step(images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
-        if not worth_recording(images) or settings.clip_grad is not None:
-            return train_step(net, optimizer, images, labels, paths, lr, settings, class_weights, precision)
-        if not recorded:
+        small = worth_recording(images) and settings.clip_grad is None and distributed.size() == 1
+        if small and not recorded:
             recorded.append(GraphedTraining(net, optimizer, images, labels, settings, class_weights, precision))
-        return recorded[0](images, labels, paths, lr)
+        if small and recorded[0].images.shape == images.shape:
+            return recorded[0](images, labels, paths, lr)
+        loss = train_step(net, optimizer, images, labels, paths, lr, settings, class_weights, precision)
+        for graphs in recorded:
+            graphs.refresh()
+        return loss
 
     return step
 
 
 def train_step(
-    net: nn.Module,
+    net: Supernet,
     optimizer: torch.optim.Optimizer,
     images: Tensor,
     labels: Tensor,
@@ -173,21 +195,25 @@ def train_step(
     class_weights: Tensor | None,
     precision: str,
 ) -> Tensor:
-    """One update. Gradients of several paths on the same batch (`fair`) add up before it. Returns the mean loss."""
+    """One update. Gradients of several paths on the same batch (`fair`) add up before it, and those of all ranks, each with
+    its share of the batch. Returns the mean loss."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=True)  # paths that are not trained have no gradient, not a zero one
     total = torch.zeros((), device=images.device)
-    for path in paths:
-        with autocast(images.device, precision):
-            logits = net(images, path)
-        loss = F.cross_entropy(full_precision(logits), labels, class_weights, label_smoothing=settings.label_smoothing)
-        loss.backward()
-        total += loss.detach()
+    smoothing = settings.label_smoothing
+    with gradients_added_up(net.path_modules(path) for path in paths):
+        for path in paths:
+            with autocast(images.device, precision):
+                logits = net(images, path)
+            loss = F.cross_entropy(full_precision(logits), labels, class_weights, label_smoothing=smoothing)
+            loss = my_part(loss, labels, class_weights)
+            loss.backward()
+            total += loss.detach()
     if settings.clip_grad is not None:
         nn.utils.clip_grad_norm_([p for p in net.parameters() if p.grad is not None], settings.clip_grad)
     optimizer.step()
-    return total / len(paths)
+    return added_up(total) / len(paths)
 
 
 def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
@@ -230,12 +256,13 @@ def _seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) -
     return statistics.median(times[1:])
 
 
-def save_all(run: Run, state: TrainState, net: Supernet, optimizer: torch.optim.Optimizer) -> None:
+def save_all(run: Run, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """A checkpoint, and before it the pool for people and for the search; the checkpoint has its own copy."""
     run.supernet.mkdir(exist_ok=True)
-    entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in state.pool.best()]
+    best = CandidatePool.from_state(state["pool"]).best()
+    entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in best]
     write_json(run.supernet / "pool.json", entries)
-    save_state(run, state, net, optimizer)
+    run.save_checkpoint(step, tensors, state)
 
 
 def _pool_told(state: TrainState) -> str:

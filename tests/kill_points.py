@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ class Death:
             return Handle(handle, self) if set(mode) & set("wax+") else handle
 
         pathlib.Path.open = watched  # type: ignore[method-assign, assignment]
+        submit = ThreadPoolExecutor.submit
+
+        def finished(pool: ThreadPoolExecutor, *work: Any) -> Any:
+            """The thread that writes checkpoints does so while training waits: else no call would have a number."""
+            future = submit(pool, *work)
+            future.exception()
+            return future
+
+        ThreadPoolExecutor.submit = finished  # type: ignore[method-assign, assignment]
 
     def around(self, name: str, function: Callable[..., Any], half: Callable[..., Any] | None = None) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:

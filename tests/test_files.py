@@ -1,9 +1,11 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
-from greedynas.files import Records, write_atomically, write_json
+from greedynas import files
+from greedynas.files import Records, read_arrays, write_atomically, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
@@ -40,3 +42,26 @@ def test_records_shorter_than_remembered_are_not_padded(tmp_path):
     file.write_text('{"step": 1}\n')
     Records(file, 500).flush()
     assert file.read_bytes() == b'{"step": 1}\n'
+
+
+def test_arrays_of_strangers_are_read_without_pickles_and_within_limits(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "good.npz", a=np.arange(3), b=np.zeros((2, 2)))
+    assert read_arrays(tmp_path / "good.npz", ["a"])["a"].tolist() == [0, 1, 2]
+    np.savez_compressed(tmp_path / "pickle.npz", a=np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        read_arrays(tmp_path / "pickle.npz", ["a"])
+    monkeypatch.setattr(files, "MAX_ARRAYS", 10**6)
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(10**6))
+    assert (tmp_path / "bomb.npz").stat().st_size < 10**5
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        read_arrays(tmp_path / "bomb.npz", ["a"])
+
+
+def test_a_full_disk_leaves_no_half_of_a_file_and_says_which(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.json"):
+        write_json(tmp_path / "a.json", {})
+    assert not list(tmp_path.iterdir())

@@ -48,7 +48,7 @@ def test_death_at_every_write_flush_and_rename(config_file, tmp_path):
     assert len(state["pool"]["entries"]) == 4
     assert state["waiting"]
     saves = 4  # three by steps, and the last one
-    assert calls.count("replace") == 1 + 2 * saves  # config.yaml; pool.json and a checkpoint each
+    assert calls.count("replace") == 2 + 2 * saves  # config.yaml and data.json; pool.json and a checkpoint each
     assert calls.count("fsync") == 2 * calls.count("replace") + saves  # file and folder; metrics
     assert calls.count("unlink") == 2
     assert {"write", "flush", "truncate", "mkdir"} < set(calls)

@@ -9,11 +9,12 @@ import torch
 from rich.console import Console
 
 from greedynas import Budget, GreedyNASError, Supernet, load_space, planning
+from greedynas import pace as pace_module
 from greedynas.config import Config, RetrainSettings, SearchSettings, TrainSettings
 from greedynas.evaluation import evaluate_paths
 from greedynas.fitting import retrain
 from greedynas.network import build_network
-from greedynas.pace import Pace, measure_pace, tree_macs
+from greedynas.pace import Pace, known_pace, measure_pace, tree_macs
 from greedynas.planning import estimate, fit_hours, job_table, predict, scaled, shorter_search
 from greedynas.recipes import make_recipe
 from greedynas.stages import read_data
@@ -51,6 +52,26 @@ def fixed_pace(monkeypatch):
 
 
 # Estimates
+
+
+def test_a_pace_is_measured_once_for_all_lengths(data, monkeypatch):
+    asked = []
+    monkeypatch.setattr(pace_module, "measure_pace", lambda config, *_: asked.append(config) or PACE)
+    monkeypatch.setattr(pace_module, "_known", {})
+    config = config_of()
+    longer = scaled(config, 3, 3).model_copy(update={"reasons": ("more time",)})
+    assert known_pace(config, data, CPU) == known_pace(shorter_search(longer, 0.1), data, CPU) == PACE
+    assert len(asked) == 1
+    known_pace(config_of(batch_size=20), data, CPU)
+    known_pace(config, data, CPU, Budget(max_macs=10**9))
+    assert len(asked) == 3
+
+
+def test_hours_and_the_plan_share_their_measurement(data, fixed_pace):
+    quick = Pace(**{**vars(PACE), "step": 1e-3})
+    slow, _ = fit_hours(config_of(), data, CPU, 0.05)
+    fast, _ = fit_hours(config_of(), data, CPU, 0.05, pace=quick)
+    assert fast.train.max_epochs >= slow.train.max_epochs
 
 
 def test_the_parts_add_up(data):

@@ -239,12 +239,14 @@ def test_timm_names_that_are_none(tmp_path):
 
 
 def test_a_forged_network_takes_no_memory(tmp_path):
-    """A billion parameters, or as many layers as a space can have, in front of a few real weights."""
-    stages = [{"channels": 8192, "repeat": 64}] * 64
-    huge = {**json.loads(SE.model_dump_json(exclude_none=True)), "ops": ["MB12_K7"], "stages": stages}
+    """As many parameters as a space can have, or more, in front of a few real weights."""
+    own = json.loads(SE.model_dump_json(exclude_none=True))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    file = forge_card(tmp_path / "model.safetensors", space=huge, path=[0] * 4096)
+    large = {**own, "ops": ["MB12_K7"], "stages": [{"channels": 1024, "repeat": 40}]}
+    file = forge_card(tmp_path / "model.safetensors", space=large, path=[0] * 40)
     assert "holds fewer weights than its network needs" in refusal(file)
+    forge_card(file, space={**large, "stages": [{"channels": 8192, "repeat": 64}] * 64}, path=[0] * 4096)
+    assert "has more than 256 layers" in refusal(file)
     forge_card(file, timm="eva_giant_patch14_224", space=None, path=None)
     assert "do not fit its network" in refusal(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB

@@ -1,0 +1,156 @@
+"""NAS-Bench-Macro as ground truth: the accuracy of every network of the `macro` space, each trained from scratch three times.
+
+Su et al., Prioritized Architecture Sampling with Monto-Carlo Tree Search, CVPR 2021; the file `nas-bench-macro_cifar10.json`
+of the repository xiusu/NAS-Bench-Macro. It is not part of greedynas: `--truth FILE` names it.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greedynas.cost import IntArray
+from greedynas.errors import GreedyNASError
+from greedynas.paths import OpPath, canonical, compact
+from greedynas.space import Space, load_space
+from greedynas.streams import stream
+
+SPACE = "macro"
+FILE = "nas-bench-macro_cifar10.json"
+PLACES = (Path("../shared/data"), Path("data"), Path())  # where it is looked for when it is not named
+WHERE = "the file is at github.com/xiusu/NAS-Bench-Macro"
+SIMILAR = 301  # networks of similar accuracy whose trainings tell how much an accuracy varies
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """All networks of the space, in the order of their paths."""
+
+    space: Space
+    paths: IntArray  # (n, layers)
+    trainings: Floats  # (n, trainings), test accuracies in percent
+    macs: IntArray
+    params: IntArray
+
+    @cached_property
+    def accuracies(self) -> Floats:
+        """The mean over the trainings: what counts as true."""
+        return self.trainings.mean(1)
+
+    @cached_property
+    def network(self) -> IntArray:
+        """For each path the index of the one that stands for the same network: the canonical path where it is here."""
+        forms = [canonical(path, self.space) for path in self.paths.tolist()]
+        place: dict[OpPath, int] = {}
+        for i, (form, path) in enumerate(zip(forms, self.paths.tolist(), strict=True)):
+            if form not in place or form == tuple(path):
+                place[form] = i
+        return np.array([place[form] for form in forms])
+
+    @cached_property
+    def distinct(self) -> IntArray:
+        """Indices of one path for each network."""
+        return np.unique(self.network)
+
+    def only(self, chosen: IntArray) -> "Truth":
+        """The truth of some of the paths."""
+        return replace(
+            self,
+            paths=self.paths[chosen],
+            trainings=self.trainings[chosen],
+            macs=self.macs[chosen],
+            params=self.params[chosen],
+        )
+
+    def trivial_rankings(self) -> dict[str, Floats]:
+        """What needs no supernet; a supernet that does not beat these is worth nothing."""
+        identity = np.array([[op == "ID" for op in layer.ops] for layer in self.space.layers])
+        working = ~identity[np.arange(self.paths.shape[1]), self.paths]
+        return {
+            "FLOPs": self.macs.astype(float),
+            "parameters": self.params.astype(float),
+            "non-ID ops": working.sum(1).astype(float),
+        }
+
+    def additive_model(self) -> Floats:
+        """The best sum of one number for each op of each layer, fitted to the truth itself by least squares."""
+        columns = [self.paths[:, i] == op for i, n in enumerate(self.space.num_ops) for op in range(1, n)]
+        design = np.column_stack([np.ones(len(self.paths)), *columns]).astype(float)
+        weights = np.linalg.lstsq(design, self.accuracies, rcond=None)[0]
+        return design @ weights
+
+    def perfect_predictor(self, draw: int) -> Floats:
+        """Accuracies that differ from the truth as much as the truth itself, a mean of few trainings, does from what it
+        estimates. The same noise for all paths of a network."""
+        noise = stream(0, "noise of the truth", draw).standard_normal(len(self.paths))[self.network]
+        return self.accuracies + noise * self.deviations / np.sqrt(self.trainings.shape[1])
+
+    @cached_property
+    def deviations(self) -> Floats:
+        """Standard deviation of one training, pooled over networks of similar accuracy: three trainings alone tell little."""
+        order = np.argsort(self.accuracies, kind="stable")
+        variances = self.trainings.var(1, ddof=1)[order]
+        padded = np.pad(variances, SIMILAR // 2, mode="edge")
+        result = np.empty(len(order))
+        result[order] = np.sqrt(np.convolve(padded, np.ones(SIMILAR) / SIMILAR, "valid"))
+        return result
+
+
+def find_truth(file: Path | None) -> Path:
+    """The file that was named, or the first of the usual places that has it."""
+    if file is not None:
+        return file
+    for place in PLACES:
+        if (place / FILE).is_file():
+            return place / FILE
+    raise GreedyNASError(f"name NAS-Bench-Macro's ground truth with --truth FILE ({WHERE})")
+
+
+def read_truth(file: Path, space: Space | None = None) -> Truth:
+    """The ground truth for the `macro` space; any other space is refused."""
+    own = load_space(SPACE)
+    if space is not None and _layers(space) != _layers(own):
+        raise GreedyNASError(f"the ground truth is that of space {SPACE}, not of {space.name}")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GreedyNASError(f"cannot read the ground truth {file}: {error.strerror} ({WHERE})") from None
+    except (ValueError, RecursionError):
+        raise _refusal(file, "it is not JSON") from None
+    paths = np.array(list(itertools.product(*(range(n) for n in own.num_ops))))
+    rows = [_row(file, data, compact(path, own)) for path in paths.tolist()]
+    if len(data) != len(paths):
+        raise _refusal(file, f"it has {len(data):,} networks, the space {len(paths):,}")
+    trainings = np.array([accuracies for accuracies, _, _ in rows])
+    truth = Truth(own, paths, trainings, *(np.array([row[i] for row in rows]) for i in (1, 2)))
+    ours = own.costs(paths)
+    if (truth.macs != ours.macs).any() or (truth.params != ours.params).any():
+        raise _refusal(file, f"its FLOPs or parameters are not those of space {SPACE}")
+    return truth
+
+
+def _layers(space: Space) -> dict[str, Any]:
+    return space.model_dump(exclude={"image_size", "num_classes"})
+
+
+def _row(file: Path, data: Any, key: str) -> tuple[list[float], int, int]:
+    """Three accuracies, FLOPs and parameters of one network."""
+    try:
+        entry = data[key]
+        accuracies, macs, params = entry["test_acc"], entry["flops"], entry["params"]
+        if len(accuracies) == 3 and all(0 <= accuracy <= 100 for accuracy in accuracies):
+            return [float(accuracy) for accuracy in accuracies], int(macs), int(params)
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass
+    raise _refusal(file, f"it has no three accuracies, FLOPs and parameters of network {key}") from None
+
+
+def _refusal(file: Path, why: str) -> GreedyNASError:
+    return GreedyNASError(f"{file} is not NAS-Bench-Macro's ground truth: {why} ({WHERE})")
