@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from greedynas import engine
 from greedynas.blocks import MBConv, initialise
 from greedynas.evaluation import bn_mode
+from greedynas.gpu import engine
 from greedynas.ops import parse_op
 from greedynas.space import load_space
 from greedynas.supernet import Supernet
@@ -142,7 +142,7 @@ KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "project'", "d
 
 def kernels_of(i, o, s, size, e, k, batch):
     """The kernels of a block in their order: bytes of the tensors that one has to move, and the call."""
-    from greedynas import depthwise, depthwise_backward, kernels, pointwise, pointwise_backward
+    from greedynas.gpu import depthwise, depthwise_backward, kernels, pointwise, pointwise_backward
 
     block = randomise(MBConv(i, o, s, e, k, False, "relu"))
     x = torch.randn(batch, size, size, i, device=DEVICE).bfloat16()

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from greedynas import engine
 from greedynas.config import load_config
 from greedynas.data import DataSettings, open_data
 from greedynas.evaluation import evaluate_paths
+from greedynas.gpu import engine
 from greedynas.sampling import fair_paths
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet

@@ -2,7 +2,7 @@
 
     python benchmarks/record_bench.py bench.json
 
-Writes benchmarks/bench_h200.json and .txt, greedynas/recorded.json, and the worked example in docs/speed.md.
+Writes benchmarks/bench_h200.json and .txt, greedynas/bench/recorded.json, and the worked example in docs/speed.md.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from greedynas.bench_cost import RECORDED, read_record, show_cost, training_rates
-from greedynas.bench_tables import show_bench
+from greedynas.bench.cost import RECORDED, read_record, show_cost, training_rates
+from greedynas.bench.tables import show_bench
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- cost: written by benchmarks/record_bench.py -->\n", "<!-- end of cost -->"

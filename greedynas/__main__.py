@@ -1,5 +1,5 @@
 """`python -m greedynas` is the same as `greedynas`."""
 
-from greedynas.cli import main
+from greedynas.cli.main import main
 
 main()

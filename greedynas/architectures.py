@@ -7,7 +7,7 @@ from typing import Any
 from greedynas.errors import GreedyNASError
 from greedynas.files import write_json
 from greedynas.paths import canonical, op_names
-from greedynas.records import Arch, read_record
+from greedynas.reporting.records import Arch, read_record
 from greedynas.runs import NAME
 from greedynas.space import Space
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas import ends, engine
+from greedynas.gpu import ends, engine
 from greedynas.ops import is_nothing, parse_op, squeeze_channels
 from greedynas.space import Layer
 

@@ -149,7 +149,7 @@ def _evaluate_chunk(
     """Summed losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
     calibration = calibration if bn == "recalibrate" else None
     if images.device.type == "cuda":
-        from greedynas.evaluation_graphs import recorded_evaluation
+        from greedynas.gpu.evaluation_graphs import recorded_evaluation
 
         recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
         if recorded is not None:

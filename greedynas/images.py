@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from greedynas import engine
 from greedynas.errors import GreedyNASError
+from greedynas.gpu import engine
 from greedynas.streams import uniforms
 
 Pixels = NDArray[np.uint8]
@@ -253,7 +253,7 @@ class View:
     def batch(self, pixels: Tensor, rows: Tensor, plan: Tensor) -> Tensor:
         """The rows of stored squares, augmented and normalised: float32 (n, channels, size, size), channels_last."""
         if pixels.is_cuda and self.augment != "resized_crop" and engine.mode() != "off" and engine.has_triton():
-            from greedynas.small import crops  # one kernel instead of fifteen
+            from greedynas.gpu.small import crops  # one kernel instead of fifteen
 
             numbers = _scale_and_shift(self.channels, pixels.device)
             return crops(pixels, rows, plan, self.size, *numbers).permute(0, 3, 1, 2)

@@ -18,7 +18,7 @@ from greedynas.latency import load_latency_table
 from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
-from greedynas.report import report_stage
+from greedynas.reporting.report import report_stage
 from greedynas.retraining import report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas import engine
 from greedynas.augmentation import augment_more, seeded_generators
 from greedynas.budget import Budget
 from greedynas.config import Config
 from greedynas.cost import IntArray, tree_cost
 from greedynas.data import Data, ImageSet
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
+from greedynas.gpu import engine
+from greedynas.gpu.recording import worth_recording
 from greedynas.imagesets import FEW, cpus
 from greedynas.network import build_network
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.recipes import make_optimizer as make_retrain_optimizer
-from greedynas.recording import worth_recording
 from greedynas.space import Space
 from greedynas.stages import choose_precisions
 from greedynas.streams import stream, torch_stream

@@ -23,8 +23,8 @@ from greedynas.data import Data
 from greedynas.errors import GreedyNASError
 from greedynas.pace import Pace, measure_pace
 from greedynas.recipes import make_recipe
+from greedynas.reporting.wording import count, duration
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images
-from greedynas.wording import count, duration
 
 EXPORT_SECONDS = 30.0  # conversions, latencies and the report
 TESTED = 5  # times that the test set is gone through: after retraining, and with every exported file

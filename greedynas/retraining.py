@@ -18,7 +18,7 @@ from rich.text import Text
 from torch import nn
 from torch.nn import functional as F
 
-from greedynas import distributed, engine
+from greedynas import distributed
 from greedynas.accuracy import assess, predict_logits, top_accuracy
 from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
@@ -26,9 +26,10 @@ from greedynas.data import Data, ImageSet
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
+from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
-from greedynas.records import Finished, Top, read_record
+from greedynas.reporting.records import Finished, Top, read_record
 from greedynas.runs import Run, differences, logger
 from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.targets import Target, choose_target, found_targets, make_arch, make_card, start_network

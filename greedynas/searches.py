@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from greedynas import distributed, engine
+from greedynas import distributed
 from greedynas.architectures import path_arch, read_arch, write_arch
 from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
@@ -25,9 +25,10 @@ from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import evaluate_batches, interleaved
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import read_json, write_json
+from greedynas.gpu import engine
 from greedynas.latency import load_latency_table
 from greedynas.paths import OpPath
-from greedynas.records import Evaluated
+from greedynas.reporting.records import Evaluated
 from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.space import Space, first_problem
 from greedynas.stages import choose_device, choose_precisions, read_data

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from greedynas import distributed, engine
+from greedynas import distributed
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
+from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions

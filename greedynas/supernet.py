@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greedynas import ends
 from greedynas.blocks import initialise, make_block
+from greedynas.gpu import ends
 from greedynas.network import Network, feature_info, fixed_blocks, in_stages
 from greedynas.paths import parse_path
 from greedynas.space import Space, load_space

@@ -17,7 +17,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.known import known_networks, resolve
 from greedynas.paths import OpPath, canonical, compact, parse_path
 from greedynas.pretrained import load_pretrained
-from greedynas.records import Search, read_record
+from greedynas.reporting.records import Search, read_record
 from greedynas.runs import NAME, Run
 from greedynas.space import Space, load_space, space_names
 from greedynas.state import fitting, load_weights

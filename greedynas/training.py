@@ -13,15 +13,16 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas import distributed, engine
+from greedynas import distributed
 from greedynas.config import TrainSettings
 from greedynas.data import Data
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
 from greedynas.files import write_json
-from greedynas.graphs import GraphedTraining
+from greedynas.gpu import engine
+from greedynas.gpu.graphs import GraphedTraining
+from greedynas.gpu.recording import worth_recording
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
-from greedynas.recording import worth_recording
 from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
 from greedynas.runs import Run, logger
 from greedynas.sampling import Filtered, fair_paths, filter_paths, sample_paths

@@ -28,7 +28,7 @@ def macro_truth() -> Path:
 @pytest.fixture
 def greedynas(monkeypatch, capsys):
     """Call the command line in this process: (exit code, stdout, stderr)."""
-    from greedynas import cli
+    from greedynas.cli import main as cli
 
     handlers = logging.getLogger("greedynas").handlers
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from greedynas import engine
 from greedynas.blocks import ConvNorm, MBConv, initialise
 from greedynas.evaluation import evaluate_paths
+from greedynas.gpu import engine
 from greedynas.space import Fixed, Space, Stage
 from greedynas.supernet import Supernet
 

@@ -12,16 +12,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs Triton's interpreter or a GPU", allow_module_level=True)
 
-from greedynas import (  # noqa: E402
-    depthwise,
-    depthwise_backward,
-    gating,
-    kernels,
-    pointwise,
-    pointwise_backward,
-    stem,
-    weights,
-)
+from greedynas.gpu import depthwise, depthwise_backward, gating, kernels, pointwise, pointwise_backward, stem, weights  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)
 
-from greedynas import depthwise_whole, ends, engine, evaluation_graphs, graphs, products, recording, small
 from greedynas.blocks import ConvNorm, MBConv
 from greedynas.config import TrainSettings
 from greedynas.evaluation import _evaluate_chunk, bn_mode, shared_layers
+from greedynas.gpu import depthwise_whole, ends, engine, evaluation_graphs, graphs, products, recording, small
 from greedynas.images import View, _scale_and_shift
 from greedynas.space import Fixed, Space, Stage
 from greedynas.supernet import Supernet

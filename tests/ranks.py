@@ -181,8 +181,8 @@ def fit(folder, name, photos, double=True, sync_bn=False, **settings):
 
 def study(folder, name, photos, out):
     """The part of `study macro` that trains a supernet and ranks all paths."""
-    from greedynas.studies import run_parts
-    from greedynas.study_macro import MacroOptions, make_part
+    from greedynas.studies.macro import MacroOptions, make_part
+    from greedynas.studies.study import run_parts
 
     images = DataSettings(source=photos, workers=0, pad=1, val_images=12, test_images=6)
     search = SearchSettings(bn_images=6)

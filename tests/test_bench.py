@@ -7,9 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from greedynas import GreedyNASError, bench, bench_measures, load_space
-from greedynas.bench import BenchSettings, config_for, make_work, measure_variant, run_bench
-from greedynas.bench_cost import (
+from greedynas import GreedyNASError, load_space
+from greedynas.bench import benchmark as bench
+from greedynas.bench import measures as bench_measures
+from greedynas.bench.benchmark import BenchSettings, config_for, make_work, measure_variant, run_bench
+from greedynas.bench.cost import (
     RECORDED,
     Rates,
     cost_facts,
@@ -19,12 +21,12 @@ from greedynas.bench_cost import (
     recorded_need,
     training_rates,
 )
-from greedynas.bench_data import Feed, Need, delivered, forget, measure_feed, over_and_over, verdict
-from greedynas.bench_floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table
-from greedynas.bench_measures import Measurement, choose_paths, ranking
-from greedynas.bench_record import Row, ratio
-from greedynas.bench_tables import show_bench
-from greedynas.bench_variants import VARIANTS, Subject, choose_variants, why_not
+from greedynas.bench.data import Feed, Need, delivered, forget, measure_feed, over_and_over, verdict
+from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table
+from greedynas.bench.measures import Measurement, choose_paths, ranking
+from greedynas.bench.record import Row, ratio
+from greedynas.bench.tables import show_bench
+from greedynas.bench.variants import VARIANTS, Subject, choose_variants, why_not
 from greedynas.cost import tree_cost
 from greedynas.evaluation import evaluate_paths
 from greedynas.streams import stream
@@ -151,9 +153,9 @@ def test_nothing_is_begun_when_the_time_is_over(work, space_file):
 
 def test_what_is_left_out_where(monkeypatch):
     assert all(why_not(variant, GPU) is None for variant in VARIANTS)
-    monkeypatch.setattr("greedynas.bench_variants._cpu_has_fp16", lambda: False)
+    monkeypatch.setattr("greedynas.bench.variants._cpu_has_fp16", lambda: False)
     assert {variant.name for variant in VARIANTS if why_not(variant, CPU)} == {"fp16", "compiled"}
-    monkeypatch.setattr("greedynas.bench_variants._cpu_has_fp16", lambda: True)
+    monkeypatch.setattr("greedynas.bench.variants._cpu_has_fp16", lambda: True)
     assert {variant.name for variant in VARIANTS if why_not(variant, CPU)} == {"compiled"}
 
 

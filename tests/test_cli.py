@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from greedynas import __version__, cli, load_space
+from greedynas import __version__, load_space
+from greedynas.cli import main as cli
 from greedynas.config import load_config
 from greedynas.runs import Run
 from tests.test_data import paint, spoil
@@ -367,7 +368,7 @@ def test_the_wheel_works_elsewhere(tmp_path):
     assert not any(name.startswith(("tests", "benchmarks")) for name in names)
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], **run)
     code = "import greedynas, sys; print(greedynas.__file__); sys.argv = ['greedynas', 'describe', '--path', 'greedynas-a', '--json']; "
-    code += "from greedynas.cli import main; main()"
+    code += "from greedynas.cli.main import main; main()"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, **run
     )
@@ -377,5 +378,5 @@ def test_the_wheel_works_elsewhere(tmp_path):
 
 
 def test_describe_does_not_wait_for_torch():
-    code = "import sys, greedynas.cli, greedynas.describe; sys.exit('torch' in sys.modules)"
+    code = "import sys, greedynas.cli.main, greedynas.describe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

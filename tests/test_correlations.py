@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas.correlations import FEWEST, best_of, mean_interval, precision_at_top, rank_correlations
 from greedynas.errors import GreedyNASError
+from greedynas.studies.correlations import FEWEST, best_of, mean_interval, precision_at_top, rank_correlations
 
 
 def papers_tau(r, s):

@@ -4,9 +4,9 @@ import sys
 import pytest
 import torch
 
-from greedynas import engine
 from greedynas.blocks import ConvNorm, MBConv
 from greedynas.errors import GreedyNASError
+from greedynas.gpu import engine
 from tests.test_kernels import run_interpreted
 
 

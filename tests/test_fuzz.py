@@ -22,7 +22,7 @@ from greedynas.config import parse_assignments, validated
 from greedynas.files import MAX_JSON, read_json
 from greedynas.latency import LatencyTable, import_latency, load_latency_table
 from greedynas.paths import parse_path
-from greedynas.records import Arch, Finished, Search, Top, read_record
+from greedynas.reporting.records import Arch, Finished, Search, Top, read_record
 from greedynas.runs import Run, read_checkpoint
 from greedynas.space import MAX_LAYERS, MAX_PARAMS, Fixed, Stage
 from greedynas.state import TrainState, fitting

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from greedynas import engine, graphs, recording
 from greedynas.config import TrainSettings
+from greedynas.gpu import engine, graphs, recording
 from greedynas.supernet import Supernet
 from greedynas.training import make_optimizer, make_step, train_step
 from tests.test_kernels import run_interpreted

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas import charts, pages, report, story, tables
 from greedynas.errors import GreedyNASError
-from greedynas.facts import read_facts
-from greedynas.wording import count, milliseconds, percent, size
+from greedynas.reporting import charts, pages, report, story, tables
+from greedynas.reporting.facts import read_facts
+from greedynas.reporting.wording import count, milliseconds, percent, size
 from tests import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -188,7 +188,7 @@ def test_numbers_are_those_of_the_run(run):
 
 def test_the_best_networks_are_distinct(run):
     from greedynas.paths import canonical
-    from greedynas.search_charts import best_networks
+    from greedynas.reporting.search_charts import best_networks
 
     facts = read_facts(run)
     search = facts.search_of(facts.chosen)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from greedynas.report import write_report
+from greedynas.reporting.report import write_report
 from tests import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

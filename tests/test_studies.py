@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greedynas import studies
-from greedynas.cells import Table
 from greedynas.errors import GreedyNASError
-from greedynas.studies import Panel, Part, Study, json_safe, publish, run_parts
+from greedynas.reporting.cells import Table
+from greedynas.studies import study as studies
+from greedynas.studies.study import Panel, Part, Study, json_safe, publish, run_parts
 
 CONSOLE = Console(quiet=True)
 
@@ -118,7 +118,7 @@ def test_one_process_at_a_time(tmp_path):
 
 
 def a_study(**changes):
-    from greedynas.charts import BLUE, Chart, figure, line  # plotly, which the worker processes need not load
+    from greedynas.reporting.charts import BLUE, Chart, figure, line  # plotly, which the worker processes need not load
 
     chart = Chart(figure(line([1, 2], [3, 4], "ours", BLUE)), "Two points.", "How to read it.")
     table = Table(["method", "τ"], [["<b>greedy</b>", "0.8"]], title="Agreement", note="One seed.")

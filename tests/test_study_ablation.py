@@ -8,8 +8,8 @@ import yaml
 from rich.console import Console
 
 from greedynas.budget import Budget
-from greedynas.comparisons import Options
-from greedynas.study_ablation import NETS, PAIRS, ablation_parts, ablation_study, study_ablation
+from greedynas.studies.ablation import NETS, PAIRS, ablation_parts, ablation_study, study_ablation
+from greedynas.studies.comparisons import Options
 from tests.test_study_methods import SMALL, write_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")

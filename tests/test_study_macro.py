@@ -8,12 +8,12 @@ import pytest
 from greedynas.config import load_config
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import evaluate_paths
-from greedynas.macro_results import found_within, measures, paired, summarised
 from greedynas.schedule import Schedule, corrected_images, epochs_within
 from greedynas.streams import stream
-from greedynas.study_macro import MacroOptions, make_part, method_config, quick, ranked_paths
-from greedynas.supernets import load_trained, within_cost
-from greedynas.truth import read_truth
+from greedynas.studies.macro import MacroOptions, make_part, method_config, quick, ranked_paths
+from greedynas.studies.macro_results import found_within, measures, paired, summarised
+from greedynas.studies.supernets import load_trained, within_cost
+from greedynas.studies.truth import read_truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,7 +31,7 @@ def truth(macro_truth):
 @pytest.fixture(scope="module")
 def studied(macro_truth, tmp_path_factory):
     """One small study of all methods, by the command line."""
-    from greedynas import cli
+    from greedynas.cli import main as cli
 
     folder = tmp_path_factory.mktemp("macro") / "study"
     arguments = ["--quick", *SMALL, "--moments", 2, "--bn", "batch", "--bn", "running"]
@@ -209,6 +209,8 @@ def test_a_cost_that_does_not_pay_for_one_epoch():
 
 
 def test_it_runs_where_neither_pymoo_nor_plotly_is():
-    code = "import sys, greedynas.study_macro, greedynas.study_ranking; print({'pymoo', 'plotly'} & set(sys.modules))"
+    code = (
+        "import sys, greedynas.studies.macro, greedynas.studies.ranking; print({'pymoo', 'plotly'} & set(sys.modules))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

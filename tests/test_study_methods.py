@@ -8,18 +8,19 @@ import pytest
 import yaml
 from rich.console import Console
 
-from greedynas import comparisons, study_methods
 from greedynas.budget import Budget
-from greedynas.comparisons import with_cost
 from greedynas.config import load_config
 from greedynas.paths import canonical, parse_path
 from greedynas.schedule import supplement_corrected_images
 from greedynas.space import load_space
 from greedynas.streams import stream
-from greedynas.studies import read_part
-from greedynas.study_methods import METHODS, MethodsOptions, every_nth
-from greedynas.truth import read_truth
-from greedynas.verdicts import NO_DIFFERENCE, differences, judged, summaries
+from greedynas.studies import comparisons
+from greedynas.studies import methods as study_methods
+from greedynas.studies.comparisons import with_cost
+from greedynas.studies.methods import METHODS, MethodsOptions, every_nth
+from greedynas.studies.study import read_part
+from greedynas.studies.truth import read_truth
+from greedynas.studies.verdicts import NO_DIFFERENCE, differences, judged, summaries
 from tests.test_latency import made_up
 from tests.test_training import SETTINGS, tiny_space
 

@@ -6,14 +6,14 @@ import pytest
 from rich.console import Console
 
 from greedynas.config import Config, load_config
-from greedynas.correlations import rank_correlations
 from greedynas.evaluation import evaluate_paths
 from greedynas.runs import config_text, read_run_config
 from greedynas.space import load_space
 from greedynas.stages import train_stage
 from greedynas.streams import stream
-from greedynas.study_ranking import random_paths
-from greedynas.supernets import load_trained, new_supernet
+from greedynas.studies.correlations import rank_correlations
+from greedynas.studies.ranking import random_paths
+from greedynas.studies.supernets import load_trained, new_supernet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = Console(quiet=True)
@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def studied(run):
     """The study of it, with a uniform rival that is trained for it."""
-    from greedynas.study_ranking import RankingOptions, study_ranking
+    from greedynas.studies.ranking import RankingOptions, study_ranking
 
     options = RankingOptions(train_uniform=True, paths=60, images=(10, 40), draws=2, jobs=1)
     return study_ranking(run, run / "studies" / "ranking", options, QUIET)

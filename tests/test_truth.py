@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from greedynas.correlations import rank_correlations
 from greedynas.errors import GreedyNASError
 from greedynas.space import load_space
-from greedynas.truth import find_truth, read_truth
+from greedynas.studies.correlations import rank_correlations
+from greedynas.studies.truth import find_truth, read_truth
 from tests.test_training import tiny_space
 
 

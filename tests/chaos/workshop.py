@@ -28,7 +28,9 @@ import timm.scheduler  # noqa: F401
 import torch
 import yaml
 
-from greedynas import cli, job, report, timing  # noqa: F401
+from greedynas import job, timing  # noqa: F401
+from greedynas.cli import main as cli
+from greedynas.reporting import report  # noqa: F401
 from greedynas.runs import versions
 from tests.kill_points import WALL_CLOCK, outcome
 from tests.test_data import paint

@@ -29,7 +29,8 @@ import yaml
 from PIL import Image
 from safetensors.torch import save
 
-from greedynas import cli, load_space
+from greedynas import load_space
+from greedynas.cli import main as cli
 from greedynas.trained import KEY, read_card
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
 from tests.test_data import paint

@@ -1,0 +1,256 @@
+"""What `greedynas bench` measures of each variant: a training step, a forward evaluation, a filtering, a ranking.
+
+Each returns a `Measurement`: seconds of single pieces of work, every one done before without being timed. Pieces with the
+same key are the same paths, so that two variants can be compared on what both got to within the time limit.
+"""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table, wait
+from greedynas.bench.variants import Subject
+from greedynas.config import Config
+from greedynas.cost import CostTable, IntArray, tree_cost
+from greedynas.data import Data
+from greedynas.gpu import engine
+from greedynas.gpu.recording import SMALL, worth_recording
+from greedynas.paths import OpPath
+from greedynas.pool import CandidatePool
+from greedynas.state import TrainState
+from greedynas.streams import stream
+from greedynas.training import filter_on_validation
+
+GROUP = 20  # steps of small images on a GPU that are timed together: one alone is shorter than waiting for it
+SUBTREE = 729  # paths of which a ranking is projected
+LR = 1e-6  # nothing shall be learned from random pixels
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured on: the same for every variant of a space."""
+
+    config: Config
+    data: Data
+    device: torch.device
+    batch: int
+    paths: tuple[OpPath, ...]  # random ones; the first has the median cost
+    ranked: IntArray  # paths of the ranking
+    rank_images: int
+    seconds: float  # for one measure of one variant; what has begun is finished
+
+    @cached_property
+    def traffic(self) -> CostTable:
+        return traffic_table(self.config.space)
+
+    def floor(self, paths: Sequence[OpPath], times: int) -> float:
+        """Seconds in which the activations of a batch can be moved so many times, for the mean of some paths."""
+        return self._moved(times * self.batch * float(self.traffic(np.array(paths)).mean()))
+
+    def tree_floor(self, paths: IntArray, images: int) -> float:
+        """The same for paths that are evaluated together on so many images."""
+        return self._moved(images * tree_cost(self.traffic, stem_traffic(self.config.space), np.unique(paths, axis=0)))
+
+    def _moved(self, values: float) -> float:
+        return values * (2 if self.device.type == "cuda" else 4) / copy_bandwidth(self.device)
+
+
+@dataclass
+class Measurement:
+    """Seconds of single pieces of work, and what else was seen."""
+
+    images: int  # of one piece
+    seconds: dict[int, float]  # by key
+    floors: dict[int, float]  # likewise: the copy-bandwidth floor
+    startup: float | None = None  # until the first piece was done, compiling and recording included
+    stalls: list[float] = field(default_factory=list)  # first time on a new path minus the second
+    peak: int | None = None  # bytes of GPU memory, of the first path
+    paths: int = 0  # different ones
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds.values())
+
+
+def choose_paths(config: Config, count: int) -> tuple[OpPath, ...]:
+    """Different random paths, the one of median cost first: a variant that has time for one path gets a typical one."""
+    paths = list(dict.fromkeys(map(tuple, config.space.sample(4 * count, stream(config.seed, "bench")).tolist())))
+    paths = paths[:count]
+    costs = config.space.costs(paths).macs
+    typical = int(np.argsort(costs, kind="stable")[len(paths) // 2])
+    return (paths[typical], *paths[:typical], *paths[typical + 1 :])
+
+
+def training_step(subject: Subject, work: Work) -> Measurement:
+    """A new path every step, with the optimizer; small images on a GPU with their augmentation, which is done there."""
+    batches = _batches(subject, work)
+    images, labels = next(batches)
+    grouped = worth_timing_together(images)
+    with subject.running():
+        start = time.perf_counter()
+        if subject.variant.ours and work.device.type == "cuda" and not worth_recording(images):
+            engine.warm_up(work.config.space, work.batch, work.device)
+        step = subject.step()
+
+        def train(path: OpPath) -> None:
+            step(*(next(batches) if grouped else (images, labels)), [path], LR)
+
+        found = _path_by_path(train, subject, work, start, TRAINING)
+        if grouped:  # of paths that were all run before
+            _in_groups(found, train, work.paths[: found.paths], work)
+    return found
+
+
+def forward_evaluation(subject: Subject, work: Work) -> Measurement:
+    """One path on one batch, statistics of the batch, with its loss and accuracy."""
+    images, labels = next(_batches(subject, work))
+    start = time.perf_counter()
+
+    def evaluate(path: OpPath) -> None:
+        subject.evaluate([path], images, labels, work.batch)
+
+    def score(path: OpPath) -> None:
+        subject.score(path, images, labels)
+
+    with subject.running():
+        if worth_timing_together(images):  # recorded forward passes are inside of `evaluate_paths`
+            return _path_by_path(evaluate, subject, work, start, 1)
+        with subject.evaluating():
+            return _path_by_path(score, subject, work, start, 1)
+
+
+def _path_by_path(
+    run: Callable[[OpPath], None], subject: Subject, work: Work, start: float, traffic: int
+) -> Measurement:
+    """Each path twice: the first time it is new. A fixed path more often, for a median."""
+    paths = (work.paths[0],) if subject.variant.compiled else work.paths
+    turns = 5 if len(paths) == 1 else 1
+    found = Measurement(work.batch, {}, {})
+    deadline = math.inf
+    for key, path in enumerate(paths):
+        once = partial(run, path)
+        first = clocked(once, work.device)
+        if key == 0:
+            found.startup = time.perf_counter() - start
+            deadline = time.perf_counter() + work.seconds
+            found.peak = peak_memory(once, work.device)
+        found.seconds[key] = statistics.median(clocked(once, work.device) for _ in range(turns))
+        found.floors[key] = work.floor([path], traffic)
+        found.paths += 1
+        if key:
+            found.stalls.append(first - found.seconds[key])
+        if time.perf_counter() > deadline:
+            break
+    return found
+
+
+def _in_groups(found: Measurement, run: Callable[[OpPath], object], paths: Sequence[OpPath], work: Work) -> None:
+    """Replace the times of single steps by those of many in a row, as in training: nothing waits for each of them."""
+    found.seconds, found.floors = {}, {}
+    deadline = time.perf_counter() + work.seconds
+    for key in range(max(3, len(paths) // 5)):
+        group = [paths[(GROUP * key + i) % len(paths)] for i in range(GROUP)]
+        taken = clocked(partial(_all, run, group), work.device)
+        found.seconds[key], found.floors[key] = taken / GROUP, work.floor(group, TRAINING)
+        if time.perf_counter() > deadline:
+            break
+
+
+def _all(run: Callable[[OpPath], object], paths: Sequence[OpPath]) -> None:
+    for path in paths:
+        run(path)
+
+
+def filtering(subject: Subject, work: Work) -> Measurement:
+    """Algorithm 1 as a run does it: m paths on new filter images, ranked. The same paths every time."""
+    settings, seed = work.config.train, work.config.seed
+    data = subject.see(work.data)
+    state = TrainState(CandidatePool(settings.pool_size))
+
+    def filter_once() -> None:
+        rng = stream(seed, "bench filtering")
+        filter_on_validation(subject.net, data, settings, rng, seed, state, 0.0, subject.eval_precision)
+
+    found = _repeated(filter_once, subject, work, settings.m * settings.filter_images)
+    drawn = work.config.space.sample(settings.m, stream(work.config.seed, "bench filtering"))
+    found.floors = dict.fromkeys(found.seconds, work.tree_floor(drawn, settings.filter_images))
+    found.paths = settings.m
+    return found
+
+
+def ranking(subject: Subject, work: Work) -> Measurement:
+    """Many paths on many images. All of a small space is projected from a part of its tree where all would take too long:
+    below a prefix of some layers the tree has the same shapes, whatever the prefix."""
+    chunk = min(work.config.train.bn_images, work.rank_images)
+    pixels, labels = subject.see(work.data).val.eval_batch(np.arange(work.rank_images))
+    part = work.ranked
+    while len(part) > SUBTREE:
+        column = np.flatnonzero((part != part[0]).any(axis=0))[0]
+        part = part[part[:, column] == part[0, column]]
+    share = len(part) / len(work.ranked) * chunk / work.rank_images
+
+    def rank(paths: IntArray, count: int) -> None:
+        subject.evaluate([tuple(path) for path in paths.tolist()], pixels[:count], labels[:count], chunk)
+
+    with subject.running():
+        startup = clocked(lambda: rank(part, chunk), work.device)
+        peak = peak_memory(lambda: rank(part[:9], chunk), work.device)
+        seconds = clocked(lambda: rank(part, chunk), work.device) / share
+        note = "" if share == 1 else f"projected from {len(part):,} paths on {chunk:,} images"
+        if share < 1 and seconds <= work.seconds:
+            seconds, note = clocked(lambda: rank(work.ranked, work.rank_images), work.device), ""
+    floor = work.tree_floor(work.ranked, work.rank_images)
+    images, paths = len(work.ranked) * work.rank_images, len(work.ranked)
+    return Measurement(images, {0: seconds}, {0: floor}, startup, [], peak, paths, note)
+
+
+def _batches(subject: Subject, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
+    data = subject.see(work.data)
+    for epoch in itertools.count():
+        yield from data.train.train_batches(epoch, work.batch)
+
+
+def worth_timing_together(images: Tensor) -> bool:
+    """Small images on a GPU, recorded or not."""
+    return images.device.type == "cuda" and images.shape[-1] <= SMALL
+
+
+def _repeated(work_once: Callable[[], object], subject: Subject, work: Work, images: int, most: int = 5) -> Measurement:
+    found = Measurement(images, {}, {})
+    with subject.running():
+        found.startup = clocked(work_once, work.device)
+        found.peak = peak_memory(work_once, work.device)
+        start = time.perf_counter()
+        for key in range(most):
+            found.seconds[key] = clocked(work_once, work.device)
+            if time.perf_counter() - start > work.seconds:
+                break
+    return found
+
+
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    wait(device)
+    start = time.perf_counter()
+    work()
+    wait(device)
+    return time.perf_counter() - start
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
+    """Of GPU memory, weights and recorded graphs included; a CPU does not tell."""
+    if device.type != "cuda":
+        return None
+    wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    wait(device)
+    return torch.cuda.max_memory_allocated(device)

@@ -1,0 +1,171 @@
+"""The ways to run a supernet that `greedynas bench` puts side by side: what other toolkits do, and what we do."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from greedynas.config import Config
+from greedynas.data import Data
+from greedynas.errors import GreedyNASError, unknown
+from greedynas.evaluation import autocast, bn_mode, evaluate_paths, full_precision
+from greedynas.gpu import engine
+from greedynas.imagesets import ImageSet
+from greedynas.paths import OpPath
+from greedynas.stages import choose_precisions
+from greedynas.streams import torch_stream
+from greedynas.supernet import Supernet
+from greedynas.training import make_optimizer, make_step
+
+Step = Callable[[Tensor, Tensor, Sequence[OpPath], float], Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a supernet."""
+
+    name: str
+    label: str
+    precision: str | None  # fp32, fp16, bf16; None: what a run would choose on this machine
+    channels_last: bool = True
+    ours: bool = False  # with the engine, and recorded graphs for small images
+    compiled: bool = False  # one fixed path as a network of its own, torch.compile
+
+    def precisions(self, config: Config, device: torch.device) -> tuple[str, str]:
+        """(training, evaluation)."""
+        return choose_precisions(config, device) if self.precision is None else (self.precision, self.precision)
+
+
+VARIANTS = (
+    Variant("fp32", "fp32, NCHW", "fp32", channels_last=False),
+    Variant("fp16", "fp16 autocast, NCHW", "fp16", channels_last=False),
+    Variant("bf16", "bf16 autocast, NCHW", "bf16", channels_last=False),
+    Variant("bf16-nhwc", "bf16 autocast, NHWC", "bf16"),
+    Variant("compiled", "bf16 NHWC, one path compiled", "bf16", compiled=True),
+    Variant("greedynas", "greedynas", None, ours=True),
+)
+PLAIN, EAGER = "fp32", "bf16-nhwc"  # what the others are compared with
+
+
+def choose_variants(names: Sequence[str]) -> tuple[Variant, ...]:
+    """By name, in the order of the table; all where none is named."""
+    known = {variant.name: variant for variant in VARIANTS}
+    for name in names:
+        if name not in known:
+            raise unknown("variant", name, list(known))
+    return tuple(variant for variant in VARIANTS if not names or variant.name in names)
+
+
+def why_not(variant: Variant, device: torch.device) -> str | None:
+    """Why a variant is left out on this machine; None where it is not."""
+    if device.type == "cuda":
+        return None
+    if variant.compiled:
+        return "compiling is left out on a CPU: it takes minutes, and needs a C++ compiler"
+    if variant.precision == "fp16" and not _cpu_has_fp16():
+        return "this CPU has no fp16 arithmetic"
+    return None
+
+
+def _cpu_has_fp16() -> bool:
+    check = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return check is not None and bool(check())
+
+
+class Subject:
+    """A supernet with fresh weights that is run in one way. Use it within `running`."""
+
+    def __init__(self, variant: Variant, config: Config, device: torch.device, fixed: OpPath):
+        self.variant, self.config, self.device, self.fixed = variant, config, device, fixed
+        # fp16 is around everything (see `running`): our own loop knows bf16 and fp32.
+        chosen = variant.precisions(config, device)
+        self.precision, self.eval_precision = ("bf16" if name == "bf16" else "fp32" for name in chosen)
+        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        net = Supernet(config.space, generator=torch_stream(config.seed, "init")).train()
+        self.net = net.to(device, memory_format=layout)  # type: ignore[call-overload]
+        self.network: nn.Module = self.net
+        if variant.compiled:
+            self.network = _Fixed(net.subnet(fixed).to(device, memory_format=layout))  # type: ignore[call-overload]
+        self.optimizer = make_optimizer(self.network, config.train)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The engine as the settings say or off, and autocast to fp16."""
+        with ExitStack() as stack:
+            stack.enter_context(engine.using(self.config.engine if self.variant.ours else "off"))
+            if self.variant.precision == "fp16":
+                stack.enter_context(torch.autocast(self.device.type, torch.float16, cache_enabled=False))
+            yield
+
+    def step(self) -> Step:
+        """The training step. Its gradients are not scaled in fp16, which would take a little longer."""
+        return make_step(self.network, self.optimizer, self.config.train, None, self.precision)  # type: ignore[arg-type]
+
+    def evaluate(self, paths: Sequence[OpPath], images: Tensor, labels: Tensor, bn_images: int) -> NDArray:
+        """Losses with the BatchNorm statistics of the evaluated images: the default mode."""
+        if self.variant.compiled:
+            with self.evaluating():
+                return self.score(self.fixed, images, labels)[:1]
+        precision = self.eval_precision
+        return evaluate_paths(self.net, paths, images, labels, bn_images=bn_images, precision=precision).losses
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """What `evaluate_paths` does around its forward passes: on a whole supernet that takes longer than one of them."""
+        with torch.no_grad(), bn_mode(self.network, "batch"), autocast(self.device, self.eval_precision):
+            yield
+
+    def score(self, path: OpPath, images: Tensor, labels: Tensor) -> NDArray:
+        """(loss, accuracy) of one path, within `evaluating`."""
+        logits = self.network(images, path)
+        loss = F.cross_entropy(full_precision(logits), labels)
+        return torch.stack((loss, (logits.argmax(1) == labels).float().mean())).double().cpu().numpy()
+
+    def see(self, data: Data) -> Data:
+        """The data in the memory format of this variant: a channels_last batch would make a network channels_last."""
+        if self.variant.channels_last:
+            return data
+        return replace(data, train=_Contiguous.of(data.train), val=_Contiguous.of(data.val))
+
+
+class _Fixed(nn.Module):
+    """A network that takes the place of a supernet of which only one path is run."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+        self._compiled = torch.compile(network)
+
+    def path_modules(self, _: OpPath) -> list[nn.Module]:
+        return [self.network]
+
+    def forward(self, x: Tensor, _: OpPath) -> Tensor:
+        result: Tensor = self._compiled(x)
+        return result
+
+
+class _Contiguous(ImageSet):
+    @classmethod
+    def of(cls, images: ImageSet) -> "_Contiguous":
+        return cls(images._shelf, images._rows)
+
+    def train_batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in super().train_batches(epoch, batch_size, start):
+            yield images.contiguous(), labels
+
+    def eval_batch(self, indices: Sequence[int] | NDArray | None = None) -> tuple[Tensor, Tensor]:
+        images, labels = super().eval_batch(indices)
+        return images.contiguous(), labels
+
+
+def told_failure(error: Exception) -> str:
+    """What went wrong in one line, for the row of a variant that failed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory: use a smaller --batch"
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text if isinstance(error, GreedyNASError) else f"{type(error).__name__}: {text}"
+    return text if len(text) <= 160 else f"{text[:157]}…"

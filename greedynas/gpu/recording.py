@@ -1,0 +1,88 @@
+"""What is recorded as CUDA graphs, and how: small images, whose kernels are so short that launching them from Python takes
+longer than running them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedynas.blocks import MBConv
+from greedynas.gpu import engine
+
+SMALL = 64  # pixels; larger images keep the GPU busy by themselves
+WARM_UPS = 2  # before recording: libraries choose their algorithms and take their workspaces on the first calls
+
+Graph = torch.cuda.CUDAGraph
+
+
+def worth_recording(images: Tensor) -> bool:
+    small = images.device.type == "cuda" and images.shape[-1] <= SMALL
+    return small and engine.mode() != "off" and engine.has_triton()
+
+
+def recorded(work: Callable[[], None], pool: Any = None, stream: Any = None) -> Graph:
+    """What is to be replayed beside others is recorded on a stream of its own: libraries have one workspace for each."""
+    warm_up(work)
+    return captured(work, pool, stream)
+
+
+def captured(work: Callable[[], None], pool: Any, stream: Any = None) -> Graph:
+    graph = Graph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        work()
+    return graph
+
+
+def new_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+def warm_up(work: Callable[[], Any]) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+class Casts:
+    """bf16 copies of the weights of all 1x1 convolutions, which recorded blocks read instead of casting them anew."""
+
+    def __init__(self, net: nn.Module):
+        convs = [
+            m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) and m.stride == (1, 1)
+        ]
+        self.convs = [conv for conv in convs if conv.bias is None and conv.weight.is_contiguous()]
+        self.of: dict[Tensor, Tensor] = {
+            conv.weight: conv.weight.detach().flatten(1).to(torch.bfloat16) for conv in self.convs
+        }
+
+    def refresh(self) -> None:
+        for weight, cast in self.of.items():
+            cast.copy_(weight.detach().flatten(1))
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Inside, `engine` finds them."""
+        for conv in self.convs:
+            conv.__dict__["cast"] = self.of[conv.weight]
+        try:
+            yield
+        finally:
+            for conv in self.convs:
+                del conv.__dict__["cast"]
+
+
+def writing(block: nn.Module, **places: Tensor) -> Any:
+    """Inside, the block writes there at once, if it is one that can."""
+    if not isinstance(block, MBConv):
+        return nullcontext()
+    return engine.writing(**{name: place.permute(0, 2, 3, 1) for name, place in places.items()})
+
+
+def bring(result: Tensor, place: Tensor) -> None:
+    if result.data_ptr() != place.data_ptr():
+        place.copy_(result)

@@ -1,0 +1,98 @@
+"""`report.html`: one self-contained page about a run, from whatever its directory holds so far."""
+
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from rich.console import Console
+
+from greedynas.drawing import STYLE, draw_path
+from greedynas.errors import GreedyNASError
+from greedynas.files import write_atomically
+from greedynas.reporting import story, tables
+from greedynas.reporting.charts import Chart, supernet_charts
+from greedynas.reporting.facts import Facts, Model, read_facts
+from greedynas.reporting.model_charts import model_charts
+from greedynas.reporting.pages import render_page
+from greedynas.reporting.records import Sample
+from greedynas.reporting.search_charts import search_charts
+from greedynas.reporting.wording import size, table_of
+
+MAX_SAMPLES = 24  # of the right ones, and of the mistakes
+
+
+def report_stage(folder: Path, console: Console) -> dict[str, Any]:
+    """Write the report of a run directory and say where it is; returns what `--json` prints."""
+    facts = read_facts(folder)
+    charts = draw_charts(facts)
+    file = _write(facts, charts)
+    told = story.headline(facts)
+    console.print(f"{told.title}. {told.lead}", highlight=False, markup=False)
+    written = file.stat().st_size
+    console.print(f"Report: {file} ({size(written)}, opens in any browser)", highlight=False, markup=False)
+    if (command := story.next_command(facts)) is not None:
+        console.print(f"Next: {command}", highlight=False, markup=False)
+    return {"run": str(folder), "report": str(file), "bytes": written, "headline": told.title, "charts": sorted(charts)}
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run directory."""
+    facts = read_facts(folder)
+    return _write(facts, draw_charts(facts))
+
+
+def draw_charts(facts: Facts) -> dict[str, Chart]:
+    """Every chart that the run has data for, by name."""
+    training = supernet_charts(facts.training, facts.config.train) if facts.training is not None else {}
+    return {**model_charts(facts), **search_charts(facts), **training}
+
+
+def render(facts: Facts, charts: dict[str, Chart]) -> str:
+    """The page, from the template `page/report.html`."""
+    return render_page(
+        "report.html",
+        charts,
+        facts=facts,
+        chosen=facts.chosen,
+        test=facts.chosen.test if facts.chosen is not None else None,
+        headline=story.headline(facts),
+        tiles=story.tiles(facts),
+        verdicts=story.verdicts(facts),
+        missing=story.missing(facts),
+        latency_note=story.latency_note(facts),
+        drawing=_drawing(facts.chosen),
+        samples=_samples(facts.chosen),
+        models=tables.model_table(facts),
+        searches=tables.search_table(facts),
+        front=tables.front_table(facts.search_of(facts.chosen) or next(iter(facts.searches), None), facts),
+        costs=tables.cost_table(facts),
+        top=tables.top_table(facts.chosen),
+        exported=tables.export_table(facts.chosen),
+        versions=table_of(facts.versions),
+    )
+
+
+def _write(facts: Facts, charts: dict[str, Chart]) -> Path:
+    file = facts.folder / "report.html"
+    try:
+        # A folder's name may hold bytes that are no text.
+        write_atomically(file, render(facts, charts).encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise GreedyNASError(f"cannot write {file}: {error.strerror}") from None
+    return file
+
+
+def _drawing(model: Model | None) -> Markup | None:
+    """The network as SVG; the page styles it, so that it follows the theme."""
+    if model is None or model.space is None or model.arch.path is None:
+        return None
+    svg = draw_path(model.arch.canonical_path or model.arch.path, model.space, title=model.name)
+    return Markup(svg.replace(f"<style>{STYLE}</style>", ""))
+
+
+def _samples(model: Model | None) -> dict[str, list[Sample]]:
+    """Test images by how they were named."""
+    samples = model.test.samples if model is not None and model.test is not None else ()
+    right = [sample for sample in samples if sample.predicted == sample.label]
+    wrong = [sample for sample in samples if sample.predicted != sample.label]
+    return {"right": right[:MAX_SAMPLES], "wrong": wrong[:MAX_SAMPLES]}

@@ -1,0 +1,192 @@
+"""The tables of the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from greedynas.known import known_networks
+from greedynas.paths import pretty
+from greedynas.reporting.cells import Table, make_table
+from greedynas.reporting.facts import Facts, Model
+from greedynas.reporting.model_charts import CHANCE, standard_error
+from greedynas.reporting.records import Search
+from greedynas.reporting.search_charts import started
+from greedynas.reporting.wording import count, duration, epochs, limits, milliseconds, percent, size
+from greedynas.schedule import PAPER_RATIO
+
+MAX_ROWS = 60
+
+
+def what_it_is(model: Model, facts: Facts) -> str:
+    """Where a network comes from, in a few words."""
+    if model.arch.timm is not None:
+        return "timm model, pretrained elsewhere" if model.arch.pretrained else "timm model"
+    search = facts.search_of(model)
+    if search is not None:
+        return f"found: {started(search)}"
+    return "known network" if model.name in known_networks() else "given path"
+
+
+def ordered(facts: Facts) -> list[Model]:
+    """The chosen network first, then by test accuracy, networks without one last."""
+    rest = [model for model in facts.models if model is not facts.chosen]
+    rest.sort(key=lambda model: -model.test.top1 if model.test is not None else 1.0)
+    return [*([facts.chosen] if facts.chosen is not None else []), *rest][:MAX_ROWS]
+
+
+def model_table(facts: Facts) -> Table | None:
+    """Every network of the run side by side."""
+    models = ordered(facts)
+    if not models:
+        return None
+    arches, tests = [model.arch for model in models], [model.test for model in models]
+    columns = {
+        "network": [model.name for model in models],
+        "top-1 on test": [f"{percent(t.top1)} ± {100 * CHANCE * standard_error(t):.1f}" if t else "" for t in tests],
+        "multiply-adds": [count(arch.macs) if arch.macs is not None else "" for arch in arches],
+        "parameters": [count(arch.params) if arch.params is not None else "" for arch in arches],
+        "predicted latency": [milliseconds(a.latency_ms) if a.latency_ms is not None else "" for a in arches],
+        "top-5": [percent(t.top5) if t and t.top5 is not None else "" for t in tests],
+        "macro average": [percent(t.macro) if t else "" for t in tests],
+        "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in arches],
+        "what": [what_it_is(model, facts) for model in models],
+        "recipe": [_recipe(model) for model in models],
+    }
+    marked = 0 if facts.chosen is not None and len(models) > 1 else None
+    return make_table(columns, {"what", "recipe"}, marked=marked)
+
+
+def _recipe(model: Model) -> str:
+    arch = model.arch
+    if model.test is None:
+        return ""
+    long = epochs(arch.epochs) if arch.epochs is not None else ""
+    extras = ["from the supernet's weights"] if arch.inherit else []
+    extras += [f"taught by {arch.teacher}"] if arch.teacher else []
+    return ", ".join(part for part in (arch.recipe or "", long, *extras) if part)
+
+
+def search_table(facts: Facts) -> Table | None:
+    searches = facts.searches[:MAX_ROWS]
+    if not searches:
+        return None
+    best = [max((entry.accuracy for entry in search.found), default=None) for search in searches]
+    columns = {
+        "search": [search.name for search in searches],
+        "best on the supernet": [percent(value) if value is not None else "" for value in best],
+        "paths evaluated": [f"{len(search.found):,}" for search in searches],
+        "distinct networks": [f"{facts.networks[search.name]:,}" for search in searches],
+        "ditched": [f"{search.ditched:,}" for search in searches],
+        "time": [duration(search.seconds) if search.seconds is not None else "" for search in searches],
+        "limit": [limits(search.budget) or "none" for search in searches],
+        "how": [_how(search) for search in searches],
+    }
+    note = "Ditched: offspring that broke a limit and were not evaluated."
+    return make_table(columns, {"how", "limit"}, note=note)
+
+
+def _how(search: Search) -> str:
+    if search.searcher != "evolution":
+        return f"{search.searcher} search"
+    told = f"{search.from_pool} of its first paths from the pool" if search.pool_init else "random first paths"
+    return f"evolution, {told}"
+
+
+def front_table(search: Search | None, facts: Facts) -> Table | None:
+    """The Pareto front in words, best first."""
+    if search is None or not search.front:
+        return None
+    front = sorted(search.front, key=lambda entry: -entry.accuracy)[:MAX_ROWS]
+    latencies = [milliseconds(e.latency_ms) if e.latency_ms is not None else "" for e in front]
+    columns = {
+        "on the supernet": [percent(entry.accuracy) for entry in front],
+        "multiply-adds": [count(entry.macs) for entry in front],
+        "parameters": [count(entry.params) for entry in front],
+        "predicted latency": latencies,
+        "network": [pretty(entry.path, facts.space) for entry in front],
+    }
+    return make_table(columns, {"network"})
+
+
+def top_table(model: Model | None) -> Table | None:
+    """The short trainings that the chosen network won."""
+    if model is None or not model.top:
+        return None
+    top = model.top[:MAX_ROWS]
+    columns = {
+        "network": [" ".join(arch.ops) for arch in top],
+        "on validation images": [percent(arch.val_top1) for arch in top],
+        "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in top],
+        "multiply-adds": [count(arch.macs) if arch.macs is not None else "" for arch in top],
+        "parameters": [count(arch.params) if arch.params is not None else "" for arch in top],
+    }
+    taken = next((i for i, arch in enumerate(top) if arch.path == model.arch.path), None)
+    note = (
+        f"Each was trained for {epochs(top[0].epochs or 0)} on the training images alone. Marked: the one that went on."
+    )
+    return make_table(columns, marked=taken, note=note)
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """The paper's Table 1 for this run: rows of [method, top-1, multiply-adds, latency, parameters] and the costs."""
+
+    rows: list[list[str]]
+    note: str
+
+
+def cost_table(facts: Facts) -> CostTable | None:
+    """Supernet training in images: the networks that came out of it share its cost, rivals have none."""
+    if facts.training is None or not facts.training.epochs:
+        return None
+    last = facts.training.epochs[-1]
+    costs = [
+        f"{count(last.optimization_images / max(last.epoch, 1))} × {last.epoch}",
+        f"{count(last.evaluation_images / max(last.epoch, 1))} × {last.epoch}" if last.evaluation_images else "–",
+        count(last.corrected_images),
+    ]
+    found = [model for model in ordered(facts) if model.arch.supernet_accuracy is not None]
+    rivals = [model for model in ordered(facts) if model not in found and model.test is not None]
+    rows = [[model.name, *_performance(model), *costs] for model in found]
+    rows += [[model.name, *_performance(model), "–", "–", "–"] for model in rivals]
+    rows = rows or [[f"supernet ({facts.config.train.sampler})", "–", "–", "–", "–", *costs]]
+    note = (
+        f"Images, per epoch × epochs; no evaluation before warm-up ends, so its number is a mean. In all "
+        f"{last.optimization_images:,} optimization and {last.evaluation_images:,} evaluation images. Corrected = "
+        f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; with the ratio "
+        f"measured on this machine, {last.measured_ratio:.2f}, it is {count(last.corrected_images_measured)}."
+    )
+    return CostTable(rows, note)
+
+
+def _performance(model: Model) -> list[str]:
+    arch = model.arch
+    return [
+        percent(model.test.top1) if model.test is not None else "–",
+        count(arch.macs) if arch.macs is not None else "–",
+        milliseconds(arch.latency_ms) if arch.latency_ms is not None else "–",
+        count(arch.params) if arch.params is not None else "–",
+    ]
+
+
+def export_table(model: Model | None) -> Table | None:
+    """What the exported files cost and lose beside each other."""
+    if model is None or model.export is None or not model.export.files:
+        return None
+    files: Sequence = model.export.files
+    agreement = [
+        f"{f.agrees.max_difference:.0e} on {f.agrees.images} images" if f.agrees is not None else "" for f in files
+    ]
+    columns = {
+        "file": [f.file for f in files],
+        "precision": [f.precision for f in files],
+        "size": [size(f.bytes) for f in files],
+        "top-1 on test": [percent(f.top1) if f.top1 is not None else "" for f in files],
+        "latency": [milliseconds(f.latency_ms) if f.latency_ms is not None else "" for f in files],
+        "largest difference from PyTorch": agreement,
+    }
+    threads = f"{model.export.threads} thread{'s' if model.export.threads != 1 else ''}"
+    told = [
+        f"Latency of one image on {model.export.machine}, {threads}; accuracy on {model.export.images:,} test images."
+    ]
+    told += [f"{left.file} could not be made: {left.why}." for left in model.export.skipped]
+    return make_table(columns, {"precision"}, note=" ".join(told))

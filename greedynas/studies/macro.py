@@ -1,0 +1,193 @@
+"""`greedynas study macro`: do supernets rank networks as training them would? Against the ground truth of 6,561 networks.
+
+For each method and seed a supernet is trained on CIFAR-10 and all paths are ranked on the validation images, as a search would
+rank them. The methods get the same corrected cost, or greedy a share of it. The ground truth is looked at only afterwards.
+"""
+
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from greedynas import distributed
+from greedynas.config import Config, load_config, resolve_key
+from greedynas.errors import GreedyNASError, unknown
+from greedynas.evaluation import BN_MODES
+from greedynas.schedule import Schedule
+from greedynas.stages import choose_device
+from greedynas.streams import stream
+from greedynas.studies.correlations import FEWEST
+from greedynas.studies.macro_results import macro_study
+from greedynas.studies.study import Part, publish, run_parts
+from greedynas.studies.supernets import FREE_KEYS, load_trained, rank_paths, shared_data, train_in, within_cost
+from greedynas.studies.truth import find_truth, read_truth
+
+METHODS = ("uniform", "fair", "greedy")
+# --quick: 2,000 of CIFAR-10's images to train on, half a batch to filter on; 1,000 paths ranked on 150 images.
+QUICK = {"data.val_images": 0.96, "train.batch_size": 64, "train.filter_images": 50, "train.bn_images": 50}
+EPOCHS = 60.0
+QUICK_EPOCHS, QUICK_PATHS, QUICK_IMAGES = 6.0, 1000, 150
+
+
+@dataclass(frozen=True)
+class MacroOptions:
+    """What the command line asks for."""
+
+    changes: dict[str, Any]  # settings; those of one method start with its name
+    methods: tuple[str, ...] = METHODS
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    epochs: float = EPOCHS  # the corrected cost of every method, in epochs of plain training
+    greedy_share: float = 1.0  # of that cost, for greedy
+    bn: tuple[str, ...] = ()  # BatchNorm modes to rank with; the first one counts. None: the search's own
+    moments: int = 1  # rankings along the training, the last one at its end
+    paths: int | None = None  # random ones to rank; None: all
+    images: int | None = None  # validation images that paths are ranked on; None: all
+    keep: bool = True  # the run directories, with the supernets
+    jobs: int | None = None
+    truth: Path | None = None
+    preset: str = "cifar10"
+    base: dict[str, Any] = field(default_factory=lambda: {"data.check_duplicates": False})
+
+
+def quick(options: MacroOptions) -> MacroOptions:
+    """Few epochs on part of the images, one seed: minutes on a CPU, to see how it works; no result to quote."""
+    return replace(
+        options,
+        base={**options.base, **QUICK},
+        seeds=options.seeds[:1],
+        epochs=QUICK_EPOCHS if options.epochs == EPOCHS else options.epochs,
+        paths=options.paths or QUICK_PATHS,
+        images=options.images or QUICK_IMAGES,
+    )
+
+
+def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[str, Any]:
+    """Train and rank what is not there yet, then compare with the truth."""
+    configs = {method: method_config(method, options) for method in options.methods}
+    _refuse(options)
+    truth = read_truth(find_truth(options.truth), next(iter(configs.values())).space)
+    truth = truth.only(ranked_paths(len(truth.paths), options.paths))
+    parts = [make_part(method, seed, configs[method], options) for seed in options.seeds for method in options.methods]
+    done = run_parts(folder, parts, console, options.jobs)
+    told = {
+        key: value for key, value in vars(options).items() if key not in ("jobs", "truth", "keep", "changes", "base")
+    }
+    settings = {**told, "set": {**options.base, **options.changes}}
+    return publish(folder, macro_study(truth, list(done.values()), settings), console)
+
+
+def ranked_paths(total: int, count: int | None) -> NDArray[np.int64]:
+    """Which of all paths are ranked, the same for every part."""
+    if count is None or count >= total:
+        return np.arange(total)
+    return np.sort(stream(0, "ranked paths").choice(total, count, replace=False))
+
+
+def _refuse(options: MacroOptions) -> None:
+    if options.paths is not None and options.paths < 10 * FEWEST:
+        raise GreedyNASError(
+            f"too few paths for a correlation: --paths {options.paths}, of which the top 10% are ranked too; "
+            f"take at least {10 * FEWEST}, better all"
+        )
+    if not options.seeds:
+        raise GreedyNASError("at least one seed is needed")
+    if not 0 < options.greedy_share <= 1:
+        raise GreedyNASError(
+            f"--greedy-share is a share of the cost, above 0 and at most 1, got {options.greedy_share:g}"
+        )
+    for mode in options.bn:
+        if mode not in BN_MODES:
+            raise unknown("BatchNorm mode", mode, list(BN_MODES))
+
+
+def method_config(method: str, options: MacroOptions) -> Config:
+    """The settings of one method: the preset, the changes for all methods, then its own."""
+    if method not in METHODS:
+        raise unknown("method", method, list(METHODS))
+    common = {key: value for key, value in options.changes.items() if key.partition(".")[0] not in METHODS}
+    own = {key.partition(".")[2]: value for key, value in options.changes.items() if key.partition(".")[0] == method}
+    changes: dict[str, Any] = {}
+    for key, value in (*options.base.items(), *common.items(), *own.items()):  # the later ones count
+        changes[".".join(resolve_key(key, "train"))] = value
+    return load_config(options.preset, {**changes, "train.sampler": method})
+
+
+def make_part(method: str, seed: int, config: Config, options: MacroOptions) -> Part:
+    config = config.model_copy(update={"seed": seed})
+    keys = {key.partition(".")[2] for key in options.changes if key.partition(".")[0] == method}
+    settings = {
+        "method": method,
+        "cost_epochs": options.epochs * (options.greedy_share if method == "greedy" else 1),
+        # A method may be told to train for fewer epochs than it could afford, where that is its best schedule.
+        "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} else None,
+        "bn": list(options.bn or (config.search.bn,)),
+        "moments": options.moments,
+        "paths": options.paths,
+        "images": options.images,
+        "keep": options.keep,
+        "config": config.model_dump(mode="json"),
+    }
+    return Part(f"{method}-{seed}", train_and_rank, settings, FREE_KEYS | {"keep"})
+
+
+def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
+    """One supernet: train it, then evaluate all paths in every BatchNorm mode."""
+    config = Config.model_validate(settings["config"])
+    data = shared_data(config, choose_device(config.device))
+    config = with_epochs(config, len(data.train), settings)
+    trained, summary = train_in(folder, config, console)
+    everything = list(np.ndindex(*config.space.num_ops))
+    paths = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
+    images = None
+    if settings["images"] is not None:
+        images = data.val.balanced(min(settings["images"], len(data.val)), stream(config.seed, "ranked images"))
+    result: dict[str, Any] = {
+        "max_epochs": config.train.max_epochs,
+        **summary,
+        "val_images": len(data.val) if images is None else len(images),
+        "train_images": len(data.train),
+        "rank_seconds": {},
+        "moments": [],
+    }
+    for mode in settings["bn"]:
+        found, seconds = rank_paths(trained, paths, mode, images)
+        result["rank_seconds"][mode] = seconds
+        result[f"{mode}_accuracy"] = found.accuracies.astype(np.float32)
+        result[f"{mode}_loss"] = found.losses.astype(np.float32)
+    for step, file in _moments(folder, settings["moments"], summary["steps"]).items():
+        earlier = load_trained(folder, config, data, file)
+        found, _ = rank_paths(earlier, paths, settings["bn"][0], images)
+        result["moments"].append({"step": step, "epoch": step / (summary["steps"] / summary["epochs"])})
+        result[f"step{step}_accuracy"] = found.accuracies.astype(np.float32)
+    if not settings["keep"]:
+        distributed.on_first(lambda: shutil.rmtree(folder))
+    return result
+
+
+def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> Config:
+    """As many epochs as the cost pays for, or fewer where the method was given its own; and checkpoints at the moments."""
+    affordable = within_cost(config, train_images, settings["cost_epochs"])
+    own = settings["own_epochs"]
+    if own is not None and own > affordable.train.max_epochs:
+        raise GreedyNASError(
+            f"{config.train.sampler}.max_epochs={own} costs more than --epochs {settings['cost_epochs']:g} allows: "
+            f"at most {affordable.train.max_epochs}"
+        )
+    train = affordable.train.model_copy(update={"max_epochs": own or affordable.train.max_epochs})
+    if settings["moments"] > 1:
+        steps = -(-Schedule(train, train_images).steps // settings["moments"])
+        train = train.model_copy(update={"checkpoint_steps": steps, "keep_checkpoints": 10**6})
+    return config.model_copy(update={"train": train})
+
+
+def _moments(folder: Path, count: int, steps: int) -> dict[int, Path]:
+    """Checkpoints along the training, by step, without the last one."""
+    if count < 2:
+        return {}
+    files = {int(file.name.split("-")[1]): file for file in sorted((folder / "supernet").glob("step-*.safetensors"))}
+    every = -(-steps // count)
+    return {step: file for step, file in files.items() if step % every == 0 and step < steps}

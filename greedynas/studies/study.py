@@ -1,0 +1,358 @@
+"""A study is a folder of parts and what they say together: `study.json`, a page, a table.
+
+    parts = [Part(f"{method}-{seed}", train_and_rank, {...}) for ...]
+    done = run_parts(folder, parts, console, jobs)
+    publish(folder, Study("macro", ...), console)
+
+A part is a function of its settings: `work(folder, settings, console) -> result`. Its result is written whole when it is
+finished (`parts/NAME.json`, arrays in `parts/NAME.npz`); the same command again does only what is not there. A part may keep
+files of its own in `parts/NAME/`, such as a run directory from which it goes on. More parts may be added at any time.
+"""
+
+import fcntl
+import io
+import json
+import math
+import multiprocessing
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from greedynas import distributed
+from greedynas.config import validated
+from greedynas.errors import GreedyNASError
+from greedynas.files import read_arrays, read_json, write_atomically, write_json
+from greedynas.reporting.cells import Table, rich_table
+from greedynas.reporting.wording import duration, size, table_of
+from greedynas.runs import differences, versions
+from greedynas.stopping import Stopped, signals_caught
+
+if TYPE_CHECKING:
+    from greedynas.reporting.charts import Chart
+
+SCHEMA_VERSION = 1
+Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of work. `work` is a function of a module, so that another process can import it."""
+
+    name: str
+    work: Work
+    settings: dict[str, Any]  # everything that the result depends on, as JSON
+    free: frozenset[str] = (
+        frozenset()
+    )  # settings that it does not depend on: they may differ from those of a finished part
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished part."""
+
+    name: str
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    arrays: dict[str, NDArray[Any]] = field(repr=False)
+    seconds: float
+    machine: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Charts side by side under one heading, such as the paper's figure and ours."""
+
+    title: str
+    charts: "dict[str, Chart]"  # by what they are: "The paper", "Ours"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study says in the end."""
+
+    name: str
+    title: str  # the answer, in one line
+    lead: str
+    settings: dict[str, Any]
+    results: dict[str, Any]
+    tables: list[Table]
+    draw: Callable[[], list[Panel]]  # needs plotly
+    machine: str = ""
+
+
+# Parts
+
+
+def run_parts(folder: Path, parts: Sequence[Part], console: Console, jobs: int | None = None) -> dict[str, Done]:
+    """The results of all parts, by name: those that are there, and those that are worked out now, `jobs` at a time.
+
+    Started by torchrun, all ranks work on one part after the other.
+    """
+    with _locked(folder) if distributed.is_first() else nullcontext():
+        missing = _missing(folder, parts)
+        if len(missing) < len(parts):
+            _say(console, f"{len(parts) - len(missing)} of {len(parts)} parts are there already")
+        jobs = min(jobs or default_jobs(), max(len(missing), 1))
+        if jobs == 1 or distributed.size() > 1:
+            for part in missing:
+                _work_out(folder, part, console)
+                distributed.on_first(partial(_told, part.name, len(parts), folder, console))
+        else:
+            _run_in_processes(folder, missing, jobs, len(parts), console)
+        return {part.name: read_part(folder, part.name) for part in parts}
+
+
+def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
+    """Those that are not there yet, as rank 0 sees it."""
+
+    def names() -> list[str]:
+        for part in parts:
+            _refuse_differences(folder, part)
+        return [part.name for part in parts if not _file(folder, part.name).exists()]
+
+    missing = distributed.on_first(names)
+    return [part for part in parts if part.name in missing]
+
+
+def default_jobs() -> int:
+    """One for each GPU, else one for each CPU core."""
+    return torch.cuda.device_count() or cores()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read_part(folder: Path, name: str) -> Done:
+    saved = read_json(_file(folder, name))
+    try:
+        arrays = {}
+        if saved["arrays"]:
+            arrays = read_arrays(_file(folder, name).with_suffix(".npz"), saved["arrays"])
+        return Done(name, saved["settings"], saved["result"], arrays, saved["seconds"], saved["machine"])
+    except (KeyError, TypeError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise GreedyNASError(
+            f"{_file(folder, name)} cannot be read ({error}); remove it to work it out again"
+        ) from None
+
+
+def machine() -> str:
+    """The processor that did the work, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} of {cores()} cores"
+
+
+def _work_out(folder: Path, part: Part, console: Console) -> str:
+    """Do the work of a part and write its result; returns its name."""
+    start = time.perf_counter()
+    result = part.work(folder / "parts" / part.name, part.settings, console)
+    arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
+    if arrays:  # before the JSON, which says that the part is finished
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        write_atomically(_file(folder, part.name).with_suffix(".npz"), buffer.getvalue())
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "part": part.name,
+        "machine": machine(),
+        "versions": versions(),
+        "settings": part.settings,
+        "seconds": time.perf_counter() - start,
+        "arrays": sorted(arrays),
+        "result": json_safe({key: value for key, value in result.items() if key not in arrays}),
+    }
+    write_json(_file(folder, part.name), record)
+    return part.name
+
+
+def _run_in_processes(folder: Path, parts: Sequence[Part], jobs: int, total: int, console: Console) -> None:
+    context = multiprocessing.get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(jobs):
+        numbers.put(number)
+    _say(console, f"{len(parts)} parts to do, {jobs} at a time")
+    start = (numbers, max(1, cores() // jobs), torch.cuda.device_count())
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=start) as pool:
+        running = {pool.submit(_work_out_quietly, folder, part) for part in parts}
+        try:
+            while running:
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    _told(_name_of(future), total, folder, console)
+        except (
+            BaseException
+        ):  # nobody waits for hours to read an error; the others go on from their checkpoints the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _work_out_quietly(folder: Path, part: Part) -> str:
+    """In a worker process. One that is to end writes a checkpoint of its training first."""
+    try:
+        with signals_caught():
+            return _work_out(folder, part, Console(quiet=True))
+    except Stopped as stopped:
+        os._exit(stopped.exit_code)
+
+
+def _start_worker(numbers: Any, threads: int, gpus: int) -> None:
+    number = numbers.get()
+    if gpus > 1:  # read when CUDA is first used, which is later
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(gpu) for gpu in range(gpus))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _name_of(future: "Future[str]") -> str:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise GreedyNASError(
+            "a process that worked on a part was killed, perhaps for want of memory; give the command again with fewer --jobs"
+        ) from None
+
+
+def _told(name: str, total: int, folder: Path, console: Console) -> None:
+    done = len(list((folder / "parts").glob("*.json")))
+    seconds = read_json(_file(folder, name))["seconds"]
+    _say(console, f"{name}: {duration(seconds)} ({done} of {max(done, total)} parts)")
+
+
+def _refuse_differences(folder: Path, part: Part) -> None:
+    saved = read_json(_file(folder, part.name))
+    if not saved:
+        return
+    wanted = json.loads(json.dumps(part.settings))
+    told = differences(_completed(saved.get("settings", {}), f"{folder}, part {part.name}"), wanted)
+    different = [text for key, text in told.items() if key not in part.free]
+    if different:
+        raise GreedyNASError(
+            f"{folder} holds the part {part.name} with other settings: {'; '.join(different):.600}. "
+            "Name another folder, or use the same settings"
+        )
+
+
+def _completed(settings: dict[str, Any], source: str) -> dict[str, Any]:
+    """With the defaults of settings that did not exist when a part was worked out."""
+    if "config" not in settings:
+        return settings
+    return {**settings, "config": validated(settings["config"], source).model_dump(mode="json")}
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / "parts" / f"{name}.json"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time works on a study."""
+    if folder.is_dir() and not (folder / "parts").exists() and any(folder.iterdir()):
+        raise GreedyNASError(f"{folder} is not empty and not a greedynas study; name another folder")
+    try:
+        (folder / "parts").mkdir(parents=True, exist_ok=True)
+        lock = (folder / "parts" / ".lock").open("w")
+    except OSError as error:
+        raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+        yield
+
+
+# The end of a study
+
+
+def publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
+    """Write `study.json` and the page, print the tables; returns what `--json` prints."""
+    return distributed.on_first(lambda: _publish(folder, study, console))
+
+
+def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "title": study.title,
+        "machine": study.machine or machine(),
+        "versions": versions(),
+        "settings": study.settings,
+        "results": study.results,
+    }
+    record = json_safe(record)
+    write_json(folder / "study.json", record)
+    for table in study.tables:
+        console.print(rich_table(table))
+    _say(console, study.title)
+    if find_spec("plotly") is None:
+        _say(console, f"{folder / 'study.json'}; for the page install plotly and give the same command again")
+        return record
+    file = folder / "study.html"
+    write_atomically(file, _page(folder, study, record).encode("utf-8", errors="replace"))
+    _say(console, f"Study: {file} ({size(file.stat().st_size)}, opens in any browser)")
+    return {**record, "page": str(file)}
+
+
+def _page(folder: Path, study: Study, record: dict[str, Any]) -> str:
+    from greedynas.reporting.pages import render_page
+
+    charts: dict[str, Chart] = {}
+    panels = []
+    for panel in study.draw():
+        names = {f"chart{len(charts) + i}": told for i, told in enumerate(panel.charts)}
+        charts |= dict(zip(names, panel.charts.values(), strict=True))
+        panels.append({"title": panel.title, "note": panel.note, "charts": list(names.items())})
+    return render_page(
+        "study.html",
+        charts,
+        study=study,
+        folder=folder.resolve().name,
+        panels=panels,
+        machine=record["machine"],
+        versions=table_of(record["versions"]),
+        settings=json.dumps(record["settings"], indent=1, ensure_ascii=False),
+    )
+
+
+def json_safe(value: Any) -> Any:
+    """Plain JSON: numbers of numpy as Python's, what is not finite as null."""
+    if isinstance(value, dict):
+        return {str(key): json_safe(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return json_safe(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False)

@@ -1,0 +1,142 @@
+"""Supernets for studies: trained in a run directory, taken from its checkpoints, evaluated on many paths."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors import SafetensorError
+
+from greedynas.config import Config, SearchSettings
+from greedynas.data import Data, DataSettings, open_data
+from greedynas.errors import GreedyNASError
+from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
+from greedynas.gpu import engine
+from greedynas.paths import OpPath
+from greedynas.reading import FORMS
+from greedynas.runs import FREE, Checkpoint, Checkpoints, read_checkpoint
+from greedynas.schedule import epochs_within
+from greedynas.stages import choose_device, choose_precisions, train_stage
+from greedynas.state import load_weights
+from greedynas.streams import stream, torch_stream
+from greedynas.supernet import Supernet
+from greedynas.training import calibration_images
+
+# Of a part with a "config": its result does not depend on where it was worked out, nor on where the same images lie.
+FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"data.source", "data.root", "data.memory_gb"})
+
+
+@dataclass
+class Trained:
+    """A supernet with the data it was trained on."""
+
+    net: Supernet
+    data: Data
+    config: Config
+    precision: str  # of evaluation
+
+
+@lru_cache(maxsize=1)
+def _opened(settings: DataSettings, size: int, channels: int, seed: int, device: torch.device) -> Data:
+    return open_data(settings, image_size=size, image_channels=channels, seed=seed, device=device)
+
+
+def shared_data(config: Config, device: torch.device) -> Data:
+    """The data of a run. Parts with the same split that follow each other in a process read it once."""
+    if not config.data.source:
+        raise GreedyNASError(f"name the data with --data: {FORMS}")
+    return _opened(config.data, config.space.image_size, config.space.image_channels, config.seed, device)
+
+
+def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:
+    """The settings with as many epochs as a corrected cost pays for, given in epochs of plain training."""
+    epochs = epochs_within(config.train, train_images, cost_epochs * train_images, max(config.space.num_ops))
+    if epochs < 1:
+        raise GreedyNASError(
+            f"one epoch of {config.train.sampler} training costs more than {cost_epochs:g} epochs of plain training; "
+            "allow more, or filter on fewer images"
+        )
+    return config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": epochs})})
+
+
+def train_in(folder: Path, config: Config, console: Console) -> tuple[Trained, dict[str, Any]]:
+    """Train a supernet in a run directory, or go on with it; also the summary of its training."""
+    device = choose_device(config.device)
+    data = shared_data(config, device)
+    summary = train_stage(config, folder, console, data)
+    return load_trained(folder, config, data), summary
+
+
+def load_trained(folder: Path, config: Config, data: Data | None = None, file: Path | None = None) -> Trained:
+    """The newest supernet of a run, or the one of a certain checkpoint. The run's lock is not taken: nothing is written."""
+    checkpoint = Checkpoints(folder / "supernet").load() if file is None else whole_checkpoint(file)
+    if checkpoint is None:
+        raise no_checkpoints(folder)
+    trained = new_supernet(config, data)
+    load_weights(trained.net, checkpoint[0])
+    return trained
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Of a run, the oldest first."""
+    files = Checkpoints(folder / "supernet").files()[::-1]
+    if not files:
+        raise no_checkpoints(folder)
+    return files
+
+
+def whole_checkpoint(file: Path) -> Checkpoint:
+    try:
+        return read_checkpoint(file)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise GreedyNASError(f"checkpoint {file} cannot be read: {error}") from None
+
+
+def no_checkpoints(folder: Path) -> GreedyNASError:
+    return GreedyNASError(f"{folder} has no checkpoints of a supernet; train one with greedynas train")
+
+
+def new_supernet(config: Config, data: Data | None = None) -> Trained:
+    """An untrained supernet, as training would start from."""
+    device = choose_device(config.device)
+    engine.use(config.engine)
+    data = data or shared_data(config, device)
+    space = config.space.adapt(num_classes=len(data.class_names))
+    net = Supernet(space, generator=torch_stream(config.seed, "init")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Trained(net, data, config, choose_precisions(config, device)[1])
+
+
+def rank_paths(
+    trained: Trained,
+    paths: Sequence[OpPath],
+    bn: BNMode | None = None,
+    images: NDArray[np.int64] | None = None,
+    bn_images: int | None = None,
+) -> tuple[Evaluation, float]:
+    """Paths on validation images (all, or these), as a search evaluates them; and how long it took. Other `bn_images` may share statistics, as in filtering."""
+    data, settings = trained.data, trained.config.search
+    bn = bn or settings.bn
+    chosen = np.arange(len(data.val)) if images is None else images
+    start = time.perf_counter()
+    batches = (
+        data.val.eval_batch(chosen[chunk]) for chunk in interleaved(len(chosen), bn_images or settings.bn_images)
+    )
+    result = evaluate_batches(
+        trained.net,
+        paths,
+        batches,
+        bn,
+        calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
+        precision=trained.precision,
+    )
+    return result, time.perf_counter() - start
+
+
+def _calibration(data: Data, settings: SearchSettings, seed: int) -> torch.Tensor:
+    return calibration_images(data, settings.calibration_images, stream(seed, "calibration images of the search"))
