@@ -14,12 +14,18 @@ demo: $(INSTALLED)
 bench: $(INSTALLED)
 	$(VENV)/bin/greedynas bench $(BENCH)
 
+# Two tests at a time, each of them with few threads; then alone those that measure time.
+PYTEST = -m pytest -n 2 --dist loadfile -m "not timed"
+PYTEST_TIMED = -m pytest -m timed
+
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python $(PYTEST)
+	$(VENV)/bin/python $(PYTEST_TIMED)
 
 # The suite with the oldest supported versions, the ones of our GPU machine.
 test-min: $(INSTALLED_MIN)
-	$(VENV_MIN)/bin/python -m pytest
+	$(VENV_MIN)/bin/python $(PYTEST)
+	$(VENV_MIN)/bin/python $(PYTEST_TIMED)
 
 # Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About ten minutes on two cores.
 chaos: $(INSTALLED)

@@ -157,6 +157,7 @@ def test_streaming_images_are_waited_for(photos):
     assert pace.waiting > 1e-4  # ten files to open
 
 
+@pytest.mark.timed
 @pytest.mark.filterwarnings("ignore")
 def test_the_estimate_is_near_the_truth():
     """With room for what other processes do to both: unloaded it lies within a fifth."""

@@ -50,6 +50,7 @@ def test_equals_the_reference_over_thousands_of_updates():
         assert dict(pool.best()) == dict(reference.entries)
 
 
+@pytest.mark.timed
 def test_a_million_updates_in_a_few_seconds():
     rng = np.random.default_rng(0)
     paths = [tuple(path) for path in rng.integers(0, 7, (1_000_000, 5)).tolist()]

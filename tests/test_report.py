@@ -413,4 +413,6 @@ def test_numbers_for_people():
 def test_the_page_ships_with_the_package():
     from importlib.resources import files
 
-    assert {"report.html", "report.css", "report.js"} <= {file.name for file in (files("greedynas") / "page").iterdir()}
+    assert {"report.html", "report.css", "report.js"} <= {
+        file.name for file in (files("greedynas.reporting") / "page").iterdir()
+    }

@@ -22,6 +22,7 @@ def test_the_shipped_spaces():
     assert load_space("mobilenet").size == 7**21
 
 
+@pytest.mark.timed
 def test_macro_costs_equal_the_ground_truth_in_under_a_second(macro_truth):
     truth = json.loads(macro_truth.read_text())
     start = time.perf_counter()
@@ -32,6 +33,7 @@ def test_macro_costs_equal_the_ground_truth_in_under_a_second(macro_truth):
     assert costs.params.tolist() == [entry["params"] for entry in truth.values()]
 
 
+@pytest.mark.timed
 def test_a_million_paths_are_priced_in_under_half_a_second():
     space = load_space("mobilenet-se")
     paths = space.sample(1_000_000, np.random.default_rng(0))
@@ -42,6 +44,7 @@ def test_a_million_paths_are_priced_in_under_half_a_second():
     assert costs.macs.shape == (1_000_000,)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("limit", "count"), [(330_000_000, 100_000), (200_000_000, 10_000)])
 def test_sampling_under_a_budget_is_quick_even_where_hardly_any_path_fits(limit, count):
     space = load_space("mobilenet")

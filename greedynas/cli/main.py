@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from greedynas.cli import bench, contests, stages, studies  # noqa: F401 (their verbs, in the order of --help)
+from greedynas.cli import stages  # noqa: F401 (the verbs of all these, in the order of --help)
+
+# isort: split
+from greedynas.cli import bench, contests, studies  # noqa: F401
 from greedynas.cli.options import JsonOption, app, print_json, shown_console, write_text
 from greedynas.errors import GreedyNASError
 from greedynas.stopping import Stopped, signals_caught
