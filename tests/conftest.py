@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 settings.register_profile("quick", deadline=None, max_examples=25, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("quick")
 
