@@ -27,7 +27,7 @@ test-min: $(INSTALLED_MIN)
 	$(VENV_MIN)/bin/python $(PYTEST)
 	$(VENV_MIN)/bin/python $(PYTEST_TIMED)
 
-# Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About ten minutes on two cores.
+# Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About five minutes on two cores.
 chaos: $(INSTALLED)
 	$(VENV)/bin/python -m tests.chaos
 
