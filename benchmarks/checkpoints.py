@@ -135,6 +135,7 @@ def main() -> None:
     print(text, end="")
     if options.out is not None:
         name = "checkpoints" if device.type == "cpu" else f"checkpoints_{device.type}"
+        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"{name}.txt").write_text(text)
         (options.out / f"{name}.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
 
