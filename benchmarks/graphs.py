@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,14 @@ def worker(config: Any, data: Any, folder: Path) -> None:
 
 def together(source: str, counts: list[int], mps: bool) -> dict[int, float]:
     """Images a second of so many processes, all together."""
-    environment = os.environ | ({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps", "CUDA_MPS_LOG_DIRECTORY": "/tmp/mps"} if mps else {})  # fmt: skip
+    pipes = tempfile.mkdtemp()
+    environment = os.environ | ({"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": pipes} if mps else {})
     if mps:
-        Path("/tmp/mps").mkdir(exist_ok=True)
         subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, env=environment)
     found = {}
     try:
         for count in counts:
-            folder = Path(f"/tmp/together{count}{mps}")
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp())
             command = [sys.executable, __file__, "--data", source, "--worker", str(folder)]
             children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]  # fmt: skip
             while len(list(folder.iterdir())) < count and all(child.poll() is None for child in children):

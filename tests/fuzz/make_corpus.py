@@ -442,7 +442,7 @@ def main() -> None:
                 print(f"{kind}/{name}: {code} {told[-300:]!r}", flush=True)
             if code != 0:
                 (CORPUS / kind).mkdir(parents=True, exist_ok=True)
-                (CORPUS / kind / name).write_bytes(content)
+                (CORPUS / kind / name).write_bytes(content.replace(bytes(photos), b"photos"))
                 kept[kind] = kept.get(kind, 0) + 1
         (CORPUS / "words").mkdir(parents=True)
         for kind, words in WORD_LISTS.items():
