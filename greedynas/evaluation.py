@@ -102,15 +102,14 @@ def evaluate_batches(
     sums: list[Tensor] = []  # of each chunk: losses and hits of the paths
     correct: list[NDArray[np.bool_]] = []
     seen = chunks = run = 0
-    with bn_mode(net, bn), autocast(next(net.parameters()).device, precision):
-        for images, labels in batches if mine else ():
-            loss_sums, rights = _evaluate_chunk(net, mine, shared, images, labels, calibration, bn, precision)
-            sums.append(torch.stack((loss_sums.double(), rights.sum(1).double())))
-            if keep_correct:
-                correct.append(rights.cpu().numpy())
-            seen += len(labels)
-            run += len(mine) * len(net.space.layers) - sum(shared)
-            chunks += 1
+    for images, labels in batches if mine else ():
+        loss_sums, rights = _evaluate_chunk(net, mine, shared, images, labels, calibration, bn, precision)
+        sums.append(torch.stack((loss_sums.double(), rights.sum(1).double())))
+        if keep_correct:
+            correct.append(rights.cpu().numpy())
+        seen += len(labels)
+        run += len(mine) * len(net.space.layers) - sum(shared)
+        chunks += 1
     for chunk in torch.stack(sums).cpu().numpy() if sums else ():  # here, once, a GPU is waited for
         losses += chunk[0]
         hits += chunk[1]
@@ -153,12 +152,13 @@ def _evaluate_chunk(
 
         recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
         if recorded is not None:
-            return recorded(distinct, shared, images, labels, calibration)
+            return recorded(net, distinct, shared, images, labels, calibration)
     losses: list[Tensor] = []
     rights: list[Tensor] = []
-    for logits in _leaves(net, distinct, shared, images, calibration):
-        losses.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
-        rights.append(logits.argmax(1) == labels)
+    with bn_mode(net, bn), autocast(images.device, precision):
+        for logits in _leaves(net, distinct, shared, images, calibration):
+            losses.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
+            rights.append(logits.argmax(1) == labels)
     return torch.stack(losses), torch.stack(rights)
 
 

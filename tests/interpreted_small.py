@@ -1,7 +1,7 @@
 """The kernels for small images against plain PyTorch. `test_graphs.py` runs this file in Triton's interpreter."""
 
+import itertools
 import os
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -151,24 +151,21 @@ class Readdressed(small.Update):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    def captured(work, pool, stream=None):
+    def captured(work, pool):
         work()
         return Replayed(work)
 
     monkeypatch.setattr(recording, "captured", captured)
     monkeypatch.setattr(recording, "new_pool", object)
     monkeypatch.setattr(recording, "warm_up", lambda work: work())
-    monkeypatch.setattr(torch.cuda, "Stream", object)
-    for name in ("_fork", "_join"):
-        monkeypatch.setattr(evaluation_graphs.GraphedEvaluation, name, lambda self: None)
-    monkeypatch.setattr(evaluation_graphs.GraphedEvaluation, "_beside", lambda self, op: nullcontext())
+    monkeypatch.setattr(recording, "side_by_side", recording.in_turn)
     monkeypatch.setattr(small, "Update", Readdressed)
 
 
-def some_net():
+def some_net(layers=2):
     space = Space(
         name="small", image_size=3, num_classes=5, ops=["ID", "MB2_K3"], stem=[Fixed(op="CONV_K3", channels=8)],
-        stages=[Stage(channels=8, repeat=2, stride=1)],
+        stages=[Stage(channels=8, repeat=layers, stride=1)],
         head=[Fixed(op="CONV_K1", channels=20)],
     )  # fmt: skip
     return Supernet(space, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
@@ -201,9 +198,11 @@ def test_recorded_training_is_plain_training(replayed, sampler):
 
 
 @pytest.mark.parametrize("bn", ["batch", "recalibrate"])
-def test_recorded_evaluation_is_plain_evaluation(replayed, bn):
-    net, images, labels = some_net(), picture(6, 3, 3, 3), torch.randint(5, (6,))
-    paths = [(0, 1), (1, 1)]
+def test_recorded_evaluation_is_plain_evaluation(replayed, monkeypatch, bn):
+    net, images, labels = some_net(layers=3), picture(6, 3, 3, 3), torch.randint(5, (6,))
+    # All paths behind the first op of the first layer, which are one graph, and some behind the second.
+    monkeypatch.setattr(evaluation_graphs, "FEW_SUBTREES", 1)
+    paths = [(1, 1, 0), (1, 0, 1), *((0, *ends) for ends in itertools.product(range(2), repeat=2))]
     found = []
     for recorded in (True, False):
         with engine.using("on" if recorded else "off"), torch.no_grad(), bn_mode(net, bn):
@@ -213,7 +212,8 @@ def test_recorded_evaluation_is_plain_evaluation(replayed, bn):
                 evaluation = evaluation_graphs.GraphedEvaluation(
                     net, images.roll(1, 0), labels, calibration, bn, "fp32"
                 )
-                found.append(evaluation(distinct, shared_layers(distinct), images, labels, calibration))
+                found.append(evaluation(net, distinct, shared_layers(distinct), images, labels, calibration))
+                assert evaluation.subtree is not None
             else:
                 found.append(_evaluate_chunk(net, distinct, shared_layers(distinct), images, labels, calibration, bn, "fp32"))  # fmt: skip
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)

@@ -135,16 +135,18 @@ def _path_by_path(
     paths = (work.paths[0],) if subject.variant.compiled else work.paths
     turns = 5 if len(paths) == 1 else 1
     found = Measurement(work.batch, {}, {})
+    floors: list[float] = []
     deadline = math.inf
     for key, path in enumerate(paths):
         once = partial(run, path)
         first = clocked(once, work.device)
         if key == 0:
             found.startup = time.perf_counter() - start
+            floors = [work.floor([each], traffic) for each in paths]  # looked up before the clock runs
             deadline = time.perf_counter() + work.seconds
             found.peak = peak_memory(once, work.device)
         found.seconds[key] = statistics.median(clocked(once, work.device) for _ in range(turns))
-        found.floors[key] = work.floor([path], traffic)
+        found.floors[key] = floors[key]
         found.paths += 1
         if key:
             found.stalls.append(first - found.seconds[key])

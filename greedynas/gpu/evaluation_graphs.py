@@ -1,7 +1,10 @@
 """Evaluation of paths on small images on a GPU, by replay of CUDA graphs (see `graphs.py` for training)."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +18,10 @@ from greedynas.paths import OpPath
 from greedynas.supernet import Supernet
 
 FEW_PATHS = 8  # fewer, counted over all calls, are evaluated before they are recorded
+FEW_SUBTREES = 8  # fewer in one chunk are walked path by path
 MOST_CLASSES = 2048  # for which the kernel of the scores has room
+
+Stage = tuple[Tensor, Tensor | None]  # evaluated images and, in mode recalibrate, those of the statistics
 
 
 class GraphedEvaluation:
@@ -25,30 +31,39 @@ class GraphedEvaluation:
         self, net: Supernet, images: Tensor, labels: Tensor, calibration: Tensor | None, bn: BNMode, precision: str
     ):
         # The net itself is not kept: it keeps its recordings (see `recorded_evaluation`), and they end with it.
+        self.bn, self.half = bn, precision == "bf16"
         self.images, self.labels = images.clone(), labels.clone()
         self.calibration = None if calibration is None else calibration.clone()
         self.classifier = net.classifier.weight.detach(), net.classifier.bias.detach()
+        self.casts = Casts(net) if self.half else None
+        self.buffers: list[Tensor] = []  # the statistics that recalibration writes live as long as what writes them
+        self.pool = recording.new_pool()
+        self.subtree: Subtree | None = None
+        with self._conditions(net):
+            self.refresh = recording.recorded(self.casts.refresh, self.pool) if self.casts is not None else None
+            self._record(net)
+        torch.cuda.empty_cache()  # of what was warmed up
+
+    @contextmanager
+    def _conditions(self, net: Supernet) -> Iterator[None]:
+        """What holds when something is recorded."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            # The statistics that recalibration writes must live as long as the graphs that write them.
-            self.buffers = stack.enter_context(bn_mode(net, bn))
-            pool = recording.new_pool()
-            if precision == "bf16":
+            self.buffers += stack.enter_context(bn_mode(net, self.bn))
+            if self.casts is not None:
                 stack.enter_context(torch.autocast("cuda", torch.bfloat16, cache_enabled=False))
-                self.casts = Casts(net)
                 stack.enter_context(self.casts.attached())
-            self.refresh = recording.recorded(self.casts.refresh, pool) if precision == "bf16" else None
-            self._record(net, pool)
+            yield
 
-    def _record(self, net: Supernet, pool: Any) -> None:
+    def _record(self, net: Supernet) -> None:
         stage = (self.images, self.calibration)
-        self.boundaries: list[tuple[Tensor, Tensor | None]] = []
+        self.boundaries: list[Stage] = []  # the input of every layer
         blocks = [net.stem, *net.blocks([0] * len(net.space.layers))]
         for block in blocks[:-1]:
             stage = run_block(block, *stage)
             self.boundaries.append(tuple(None if x is None else torch.empty_like(x) for x in stage))  # type: ignore[arg-type]
 
-        def record(block: nn.Module, source: tuple[Tensor, Tensor | None], target: tuple[Tensor, Tensor | None]) -> Any:
+        def record(block: nn.Module, source: Stage, target: Stage) -> Graph:
             # With calibration images a block runs twice, and where it writes is not a single place.
             def work() -> None:
                 with nullcontext() if target[1] is not None else writing(block, out=target[0]):
@@ -57,29 +72,48 @@ class GraphedEvaluation:
                     if out is not None and result is not None:
                         bring(result, out)
 
-            return recording.recorded(work, pool)
+            return recording.recorded(work, self.pool)
 
-        def record_last(block: nn.Module, stream: Any) -> tuple[Graph, list[Tensor]]:
-            """Up to what the classifier sees, which is kept."""
-            features: list[Tensor] = []
-
-            def work() -> None:
-                features[:] = [pooled(net, *run_block(block, *self.boundaries[-1])).float()]
-
-            return recording.recorded(work, stream=stream), features  # with memory of its own, too
-
-        self.stem = record(net.stem, (self.images, self.calibration), self.boundaries[0])
         *layers, last = net.layers
+        self.stem = record(net.stem, (self.images, self.calibration), self.boundaries[0])
         self.layers = [
             [record(block, self.boundaries[i], self.boundaries[i + 1]) for block in ops]  # type: ignore[attr-defined]
             for i, ops in enumerate(layers)
         ]
-        # Siblings run side by side.
-        self.streams = [torch.cuda.Stream() for _ in last]  # type: ignore[attr-defined]
-        self.last = [record_last(block, beside) for block, beside in zip(last, self.streams, strict=True)]  # type: ignore[call-overload]
+        self.scores = Scores.empty(1, len(self.labels), self.images.device)
+        self.last = [
+            recording.recorded(partial(self._classify, net, block, self.boundaries[-1], 0, self.scores), self.pool)
+            for block in last  # type: ignore[attr-defined]
+        ]
+
+    def _record_subtree(self, net: Supernet) -> "Subtree":
+        """All ops of the last two layers behind the input of the first of them, branch beside branch."""
+        ops, leaves = ([*layer] for layer in net.layers[-2:])  # type: ignore[misc]
+        scores = Scores.empty(len(ops) * len(leaves), len(self.labels), self.images.device)
+
+        def branch(i: int) -> None:
+            stage = run_block(ops[i], *self.boundaries[-2])
+            for j, leaf in enumerate(leaves):
+                self._classify(net, leaf, stage, i * len(leaves) + j, scores)
+
+        branches = [partial(branch, i) for i in range(len(ops))]
+        # Recalibration goes through statistics that all branches share: they take turns.
+        work = recording.in_turn(branches) if self.calibration is not None else recording.side_by_side(branches)
+        with self._conditions(net):
+            graph = recording.recorded(work)
+        torch.cuda.empty_cache()
+        return Subtree(graph, scores)
+
+    def _classify(self, net: Supernet, block: nn.Module, stage: Stage, row: int, into: "Scores") -> None:
+        """The last layer, the head and what the labels say."""
+        from greedynas.gpu.small import scores
+
+        features = pooled(net, *run_block(block, *stage)).float()
+        scores(features, *self.classifier, self.labels, into.losses[row, : into.parts], into.rights[row], self.half)
 
     def __call__(
         self,
+        net: Supernet,
         distinct: Sequence[OpPath],
         shared: Sequence[int],
         images: Tensor,
@@ -87,44 +121,64 @@ class GraphedEvaluation:
         calibration: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Summed losses (paths,) and which images are right (paths, images) of sorted, distinct paths."""
-        from greedynas.gpu.small import scores
-
         self.images.copy_(images)
         self.labels.copy_(labels)
         if self.calibration is not None and calibration is not None:
             self.calibration.copy_(calibration)
-        count, parts = len(labels), -(-len(labels) // 16)
-        # Rows begin at addresses that are multiples of 16.
-        losses = torch.empty((len(distinct), -(-parts // 4) * 4), device=images.device)
-        rights = torch.empty((len(distinct), -(-count // 16) * 16), dtype=torch.int8, device=images.device)
         if self.refresh is not None:
             self.refresh.replay()
         self.stem.replay()
-        for i, (path, known) in enumerate(zip(distinct, shared, strict=True)):
-            if known < len(self.layers):  # siblings, which differ in the last layer alone, run side by side
-                self._join()
-                for layer, op in zip(self.layers[known:], path[known:-1], strict=True):
-                    layer[op].replay()
-                self._fork()
-            graph, features = self.last[path[-1]]
-            with self._beside(path[-1]):
-                graph.replay()
-                scores(
-                    features[0], *self.classifier, self.labels, losses[i, :parts], rights[i], self.refresh is not None
-                )
-        self._join()
-        return losses[:, :parts].sum(1), rights[:, :count].view(torch.bool)
+        found = Scores.empty(len(distinct), len(labels), images.device)
+        families = [list(family) for _, family in itertools.groupby(distinct, lambda path: path[:-2])]
+        if self.subtree is None and sum(map(self._whole, families)) >= FEW_SUBTREES:
+            self.subtree = self._record_subtree(net)
+        row = 0
+        for family in families:
+            if self.subtree is not None and self._whole(family):
+                self._replay_layers(family[0][:-2], shared[row])
+                self.subtree.graph.replay()
+                found.take(row, self.subtree.scores)
+                row += len(family)
+                continue
+            for path in family:
+                self._replay_layers(path[:-1], shared[row])
+                self.last[path[-1]].replay()
+                found.take(row, self.scores)
+                row += 1
+        return found.losses[:, : found.parts].sum(1), found.rights[:, : len(labels)].view(torch.bool)
 
-    def _fork(self) -> None:
-        for stream in self.streams:
-            stream.wait_stream(torch.cuda.current_stream())
+    def _replay_layers(self, ops: OpPath, known: int) -> None:
+        for layer, op in zip(self.layers[known : len(ops)], ops[known:], strict=True):
+            layer[op].replay()
 
-    def _join(self) -> None:
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
+    def _whole(self, family: Sequence[OpPath]) -> bool:
+        """Whether paths that differ in their last two layers at most are all that there are of them."""
+        return len(self.layers) > 0 and len(family) == len(self.layers[-1]) * len(self.last)
 
-    def _beside(self, op: int) -> Any:
-        return torch.cuda.stream(self.streams[op])
+
+@dataclass
+class Scores:
+    """Of several paths on a chunk of images. Rows begin at addresses that are multiples of 16."""
+
+    losses: Tensor  # (paths, parts): sums over every 16 images
+    rights: Tensor  # (paths, images), int8
+    parts: int
+
+    @classmethod
+    def empty(cls, paths: int, images: int, device: torch.device) -> "Scores":
+        parts = -(-images // 16)
+        losses = torch.empty((paths, -(-parts // 4) * 4), device=device)
+        return cls(losses, torch.empty((paths, -(-images // 16) * 16), dtype=torch.int8, device=device), parts)
+
+    def take(self, row: int, others: "Scores") -> None:
+        self.losses[row : row + len(others.losses)].copy_(others.losses)
+        self.rights[row : row + len(others.rights)].copy_(others.rights)
+
+
+@dataclass
+class Subtree:
+    graph: Graph
+    scores: Scores
 
 
 _evaluations: "WeakKeyDictionary[Supernet, dict[Any, GraphedEvaluation | int]]" = WeakKeyDictionary()

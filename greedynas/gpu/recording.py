@@ -1,8 +1,9 @@
 """What is recorded as CUDA graphs, and how: small images, whose kernels are so short that launching them from Python takes
 longer than running them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,25 +23,54 @@ def worth_recording(images: Tensor) -> bool:
     return small and engine.mode() != "off" and engine.has_triton()
 
 
-def recorded(work: Callable[[], None], pool: Any = None, stream: Any = None) -> Graph:
-    """What is to be replayed beside others is recorded on a stream of its own: libraries have one workspace for each."""
+def recorded(work: Callable[[], None], pool: Any = None) -> Graph:
     warm_up(work)
-    return captured(work, pool, stream)
+    return captured(work, pool)
 
 
-def captured(work: Callable[[], None], pool: Any, stream: Any = None) -> Graph:
+def captured(work: Callable[[], None], pool: Any) -> Graph:
     graph = Graph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph
+
+
+def in_turn(works: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        for work in works:
+            work()
+
+    return all_of_them
+
+
+def side_by_side(works: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """Each on a stream of its own, with memory of its own: libraries have one workspace for each stream."""
+    sides = [torch.cuda.Stream() for _ in works]
+
+    def all_of_them() -> None:
+        main = torch.cuda.current_stream()
+        for work, side in zip(works, sides, strict=True):
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                work()
+        for side in sides:
+            main.wait_stream(side)
+
+    return all_of_them
 
 
 def new_pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
+@cache
+def _side_stream() -> Any:
+    return torch.cuda.Stream()
+
+
 def warm_up(work: Callable[[], Any]) -> None:
-    side = torch.cuda.Stream()
+    """On one side stream for all: the allocator keeps what was freed on a stream for that stream alone."""
+    side = _side_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
