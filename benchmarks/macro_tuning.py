@@ -13,7 +13,6 @@ import json
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,13 @@ import torch
 from scipy import stats
 
 from greedynas.config import load_config
-from greedynas.data import Data, open_data
 from greedynas.evaluation import evaluate_paths
 from greedynas.streams import stream, torch_stream
+from greedynas.studies.supernets import shared_data
 from greedynas.supernet import Supernet
 from greedynas.training import calibration_images, train_supernet
 
 ALL = list(itertools.product(range(3), repeat=8))
-
-
-@lru_cache(maxsize=2)
-def images(source: str, seed: int, device: str) -> Data:
-    config = load_config("cifar10", {"data.source": source})
-    return open_data(config.data, image_size=32, image_channels=3, seed=seed, device=torch.device(device))
 
 
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
@@ -44,7 +37,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     precision = "bf16" if device == "cuda" else "fp32"
     seed = job["seed"]
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": seed})
-    data = images(source, seed, device)
+    data = shared_data(config, torch.device(device))
     net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
     start = time.perf_counter()
     state = train_supernet(net, data, config.train, seed=seed, precision=precision, eval_precision=precision)

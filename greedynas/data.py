@@ -5,7 +5,7 @@ import json
 import logging
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -109,12 +109,26 @@ class Data:
         """For retraining: the training images and those held out of them for validation."""
         return self._pool.all()
 
+    def split_anew(self, settings: DataSettings, seed: int) -> "Data | None":
+        """What `open_data` would return for another seed, without decoding anything again; None where that cannot be: images
+        that are not in memory, or a test set that is held out anew as well."""
+        splits = self._splits
+        if self._pool.pixels is None or (splits.test is None and splits.late_test is None):
+            return None
+        rows = _split(splits, settings, seed)
+        pool = replace(self._pool, view=replace(self._pool.view, seed=seed))
+        val = pool.select(rows["val"]) if splits.val is None else self.val.seen(seed=seed)
+        test = None if self._test is None else self._test.seen(seed=seed)
+        notes = [_summary(settings.source, splits, rows, self.class_names), *self.notes[1:]]
+        return _assembled(settings, splits, self._shelves.of_seed(seed), pool, val, rows, self.class_names, notes, test)
+
     def _read_late_test(self) -> None:
         splits = self._splits
-        if splits.test is not None or splits.late_test is None:
+        if len(self._test_rows) > 0 or splits.late_test is None:
             return
-        splits.test = splits.late_test()
-        splits.test.relabel(self.class_names, "test")
+        if splits.test is None:
+            splits.test = splits.late_test()
+            splits.test.relabel(self.class_names, "test")
         self._test_rows = np.arange(len(splits.test))
         self.notes += splits.test.notes
         if self._check_duplicates:
@@ -145,20 +159,34 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
         val = shelves.open(splits.train, rows["val"], "val").all()
     else:
         val = pool.select(rows["val"])
-    train = pool.select(rows["train"])
-    _check_present(train, class_names, "training")
-    if splits.val is None:
-        _check_present(val, class_names, "validation")
-
     notes = [_summary(settings.source, splits, rows, class_names)]
     notes += [note for source in (splits.train, splits.val, splits.test) if source for note in source.notes]
     notes += shelves.notes
     if settings.check_duplicates and splits.late_test is None:
         notes.append(distributed.on_first(lambda: count_copies(splits, pool.rows, rows["test"])))
+    return _assembled(settings, splits, shelves, pool, val, rows, class_names, notes)
+
+
+def _assembled(
+    settings: DataSettings,
+    splits: Splits,
+    shelves: Shelves,
+    pool: Shelf,
+    val: ImageSet,
+    rows: dict[str, Rows],
+    class_names: list[str],
+    notes: list[str],
+    test: ImageSet | None = None,
+) -> Data:
+    train = pool.select(rows["train"])
+    _check_present(train, class_names, "training")
+    if splits.val is None:
+        _check_present(val, class_names, "validation")
     weights = None
     if settings.class_weights == "balanced":
-        weights = _balanced_weights(train.labels, len(class_names)).to(device)
-    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows["test"], settings.check_duplicates)
+        weights = _balanced_weights(train.labels, len(class_names)).to(pool.device)
+    check = settings.check_duplicates
+    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows["test"], check, test)
 
 
 def macro_accuracy(correct: Tensor, labels: Tensor, num_classes: int) -> float:

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -199,6 +200,12 @@ class Shelves:
         most = _share_of_memory(device) if memory_gb is None else int(1e9 * memory_gb)
         self.max_bytes = min(distributed.gather_words(most))  # so that all ranks decide alike
         self.notes: list[str] = []
+
+    def of_seed(self, seed: int) -> "Shelves":
+        """The same, for sets with another order and other augmentation."""
+        other = copy(self)
+        other.view, other.notes = replace(self.view, seed=seed), []
+        return other
 
     def open(self, source: Source, rows: Rows, what: str) -> Shelf:
         pixels = None

@@ -138,6 +138,29 @@ def test_splits_depend_on_the_seed_alone(tmp_path):
     assert not torch.equal(test_images(1), test_images(2))
 
 
+@pytest.mark.parametrize("own_val", [False, True])
+def test_another_seed_needs_no_decoding(tmp_path, own_val):
+    for split, count in (("train", 12), ("test", 3), *([("val", 4)] if own_val else [])):
+        paint(tmp_path / split, {"a": count, "b": count}, first=count)
+    settings = DataSettings(source=str(tmp_path), workers=0, val_images=6, class_weights="balanced")
+    fresh, kept = (open_data(settings, image_size=8, image_channels=3, seed=seed, device=CPU) for seed in (7, 3))
+    kept.test()
+    anew = kept.split_anew(settings, 7)
+    assert anew.identity() == fresh.identity()
+    assert anew.notes[0] == fresh.notes[0]
+    for ours, theirs in ((anew.train, fresh.train), (anew.val, fresh.val), (anew.test(), fresh.test())):
+        for mine, other in zip(ours.train_batches(2, 4), theirs.train_batches(2, 4), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+        assert torch.equal(ours.eval_batch()[0], theirs.eval_batch()[0])
+    assert torch.equal(anew.class_weights, fresh.class_weights)
+
+
+def test_another_seed_holds_out_another_test_set(tmp_path):
+    paint(tmp_path, {"a": 12, "b": 12})
+    settings = DataSettings(source=str(tmp_path), workers=0, val_images=6)
+    assert opened(tmp_path, 8, 3, seed=3, val_images=6).split_anew(settings, 7) is None
+
+
 @given(st.lists(st.integers(3, 60), min_size=2, max_size=8), st.data(), st.integers(0, 10))
 def test_hold_out_is_stratified(counts, data, seed):
     counts = np.array(counts)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from greedynas.config import Config, SearchSettings
-from greedynas.data import Data, DataSettings, open_data
+from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
 from greedynas.gpu import engine
@@ -42,16 +41,23 @@ class Trained:
     precision: str  # of evaluation
 
 
-@lru_cache(maxsize=1)
-def _opened(settings: DataSettings, size: int, channels: int, seed: int, device: torch.device) -> Data:
-    return open_data(settings, image_size=size, image_channels=channels, seed=seed, device=device)
+_open: dict[Any, Data] = {}  # the last data that were asked for
 
 
 def shared_data(config: Config, device: torch.device) -> Data:
-    """The data of a run. Parts with the same split that follow each other in a process read it once."""
+    """The data of a run. Parts of the same data that follow each other in a process decode it once."""
     if not config.data.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
-    return _opened(config.data, config.space.image_size, config.space.image_channels, config.seed, device)
+    size, channels, seed = config.space.image_size, config.space.image_channels, config.seed
+    key = (config.data, size, channels, device)
+    data = _open.get(key)
+    if data is not None and data.train.view.seed != seed:
+        data = data.split_anew(config.data, seed)
+    if data is None:
+        _open.clear()  # before others take memory
+        data = open_data(config.data, image_size=size, image_channels=channels, seed=seed, device=device)
+    _open[key] = data
+    return data
 
 
 def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:
