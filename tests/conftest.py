@@ -55,7 +55,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """60 little pictures of three classes: 42 to train on, 12 for validation, 6 for a test."""
-    from tests.test_data import paint
+    from tests.pictures import paint
 
     return paint(tmp_path_factory.mktemp("photos"), {"a": 20, "b": 20, "c": 20}, size=(10, 9))
 

@@ -11,7 +11,7 @@ from greedynas import GreedyNASError
 from greedynas.augmentation import augment_more, check_randaugment, lent_generators, make_mixup, seeded_generators
 from greedynas.data import DataSettings, open_data
 from greedynas.images import View, denormalised
-from tests.test_data import paint
+from tests.pictures import paint
 
 VIEW = View(12, 12, 3, "none", 0, 0.5, False, seed=5)
 

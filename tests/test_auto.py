@@ -15,7 +15,7 @@ from greedynas.looking import HEADERS, Look, look_at
 from greedynas.runs import read_run_config
 from greedynas.sources import Files
 from greedynas.stages import read_data, train_stage
-from tests.test_data import paint, picture, spoil
+from tests.pictures import paint, picture, spoil
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

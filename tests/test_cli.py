@@ -11,7 +11,7 @@ from greedynas import __version__, load_space
 from greedynas.cli import main as cli
 from greedynas.config import load_config
 from greedynas.runs import Run
-from tests.test_data import paint, spoil
+from tests.pictures import paint, spoil
 from tests.test_paths import FIGURES
 from tests.test_runs import content
 from tests.test_training import SETTINGS, tiny_space

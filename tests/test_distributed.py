@@ -18,8 +18,8 @@ import yaml
 from greedynas import GreedyNASError, Supernet, distributed
 from greedynas.describe import space_facts
 from greedynas.distributed import Group, refuse_small_batch, share, share_of_batch
+from tests.pictures import paint, spoil
 from tests.ranks import JOBS, TINY, launch, left, outcome, start
-from tests.test_data import paint, spoil
 from tests.test_training import SETTINGS, same_tensors, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import greedynas as package
 from greedynas.config import load_config
 from greedynas.demo import run_demo
-from tests.test_data import paint, spoil
+from tests.pictures import paint, spoil
 from tests.test_searches import DATA
 from tests.test_training import SETTINGS, tiny_space
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.kill_points import differences, outcome
-from tests.test_data import paint
+from tests.pictures import paint
 from tests.test_training import SETTINGS, tiny_space
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from greedynas import GreedyNASError, load_network, load_space
 from greedynas.data import DataSettings, open_data
 from greedynas.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
 from greedynas.trained import KEY
-from tests.test_data import picture, spoil
+from tests.pictures import picture, spoil
 from tests.test_export import exported
 from tests.test_trained import make_card, save_trained
 

@@ -231,7 +231,7 @@ def test_a_student_with_all_the_weight_on_its_teacher_ignores_labels(data):
 
 def test_it_learns():
     """Three epochs on the embedded sample, a seventh of its images: far better than chance."""
-    from tests.test_data import opened
+    from tests.pictures import opened
 
     data = opened(val_images=6900, augment="none")
     network = build_network("1111111", "fashion", generator=torch_stream(0, "retrain init"))

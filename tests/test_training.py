@@ -18,7 +18,7 @@ from greedynas.sampling import fair_paths
 from greedynas.state import TrainState, load_weights
 from greedynas.streams import stream, torch_stream
 from greedynas.training import filter_on_validation, make_optimizer, train_step, train_supernet
-from tests.test_data import paint
+from tests.pictures import paint
 from tests.test_evaluation import one_at_a_time
 from tests.test_pool import Reference
 from tests.test_supernet import with_lively_statistics

@@ -33,7 +33,7 @@ from greedynas.cli import main as cli
 from greedynas.reporting import report  # noqa: F401
 from greedynas.runs import versions
 from tests.kill_points import WALL_CLOCK, outcome
-from tests.test_data import paint
+from tests.pictures import paint
 from tests.test_training import SETTINGS, tiny_space
 
 FLOPS = "60K"

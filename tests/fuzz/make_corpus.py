@@ -33,7 +33,7 @@ from greedynas import load_space
 from greedynas.cli import main as cli
 from greedynas.trained import KEY, read_card
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
-from tests.test_data import paint
+from tests.pictures import paint
 from tests.test_latency import made_up
 
 SECONDS = 20  # after which a command hangs
