@@ -203,29 +203,41 @@ def run_block(block: nn.Module, images: Tensor, calibration: Tensor | None) -> t
     return block(images), calibration
 
 
+CHANGED: dict[BNMode, tuple[str, ...]] = {  # attributes of BatchNorm modules, besides `training`
+    "batch": ("track_running_stats",),
+    "recalibrate": ("momentum", "running_mean", "running_var", "num_batches_tracked"),
+    "running": (),
+}
+
+
 @contextmanager
 def bn_mode(net: nn.Module, mode: BNMode) -> Iterator[list[Tensor]]:
-    """Evaluate with these statistics; afterwards every module and every buffer is as it was. Yields the buffers in use."""
-    training = {module: module.training for module in net.modules()}
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    names = ("track_running_stats", "momentum", "running_mean", "running_var", "num_batches_tracked")
-    kept = [[getattr(norm, name) for name in names] for norm in norms]
-    net.eval()
+    """Evaluate with these statistics; afterwards every module and every buffer is as it was. Yields buffers made for it."""
+    # Filtering comes this way every few steps, and a supernet has hundreds of modules: nothing is touched needlessly.
+    modules = list(net.modules())
+    norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
+    training = [module for module in modules if module.training]
+    kept = [[getattr(norm, name) for name in CHANGED[mode]] for norm in norms]
+    made: list[Tensor] = []
     try:
+        for module in training:
+            module.training = False
         for norm in norms:
             if mode == "batch":  # in train mode without tracking, BatchNorm uses the batch and remembers nothing
                 norm.training, norm.track_running_stats = True, False
             elif mode == "recalibrate":  # written into copies, which are thrown away
                 norm.momentum = 1.0
-                for name in ("running_mean", "running_var", "num_batches_tracked"):
+                for name in CHANGED[mode][1:]:
                     setattr(norm, name, getattr(norm, name).clone())
-        yield list(net.buffers())
+                    made.append(getattr(norm, name))
+        yield made
     finally:
         for norm, values in zip(norms, kept, strict=True):
-            for name, value in zip(names, values, strict=True):
+            norm.training = False
+            for name, value in zip(CHANGED[mode], values, strict=True):
                 setattr(norm, name, value)
-        for module, was in training.items():
-            module.training = was
+        for module in training:
+            module.training = True
 
 
 def full_precision(logits: Tensor) -> Tensor:
