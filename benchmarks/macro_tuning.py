@@ -3,7 +3,7 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500}. Every trial trains one supernet, evaluates that many random paths (the same for all; without
+"bn": [modes], "paths": 1500, "engine": "off"}; all from "bn" on may be left out. Every trial trains one supernet, evaluates that many random paths (the same for all; without
 it all 6,561) on the 5,000 validation images in each BatchNorm mode, and adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
@@ -23,6 +23,7 @@ from scipy import stats
 
 from greedynas.config import load_config
 from greedynas.evaluation import evaluate_paths
+from greedynas.gpu import engine
 from greedynas.streams import stream, torch_stream
 from greedynas.studies.supernets import shared_data
 from greedynas.supernet import Supernet
@@ -39,6 +40,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": seed})
     data = shared_data(config, torch.device(device))
     net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
+    engine.use(job.get("engine", "auto"))
     start = time.perf_counter()
     state = train_supernet(net, data, config.train, seed=seed, precision=precision, eval_precision=precision)
     trained = time.perf_counter() - start
