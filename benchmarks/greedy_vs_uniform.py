@@ -102,29 +102,48 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    pairs = finished(arguments.out, arguments.set)
+    seeds = set(range(arguments.first_seed, arguments.first_seed + arguments.seeds))
     changes = parse_assignments(arguments.set)
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as jobs:
-        running = [jobs.submit(pair, seed, changes) for seed in seeds]
-        for done in as_completed(running):  # told at once: a sweep that is cut short has not been for nothing
+        running = [jobs.submit(pair, seed, changes) for seed in sorted(seeds - {seed_of(one) for one in pairs})]
+        for done in as_completed(running):  # kept at once: a run that is cut short goes on with the same command
             result = done.result()
             told = {name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()}
-            print(f"seed {result['greedy']['seed']}: greedy {told['greedy']}, uniform {told['uniform']}", flush=True)
-        pairs = [done.result() for done in running]
-    differences = [result["greedy"]["test_of_best"] - result["uniform"]["test_of_best"] for result in pairs]
-    mean, low, high = interval(differences)
+            print(f"seed {seed_of(result)}: greedy {told['greedy']}, uniform {told['uniform']}", flush=True)
+            pairs = sorted([*pairs, result], key=seed_of)
+            if arguments.out is not None:
+                arguments.out.write_text(json.dumps(record(arguments.set, pairs), indent=1) + "\n")
+    difference = record(arguments.set, pairs)["difference"]
     print(
-        f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {mean:+.4f}, 95% interval [{low:+.4f}, {high:+.4f}]"
+        f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {difference['mean']:+.4f}, "
+        f"95% interval [{difference['low']:+.4f}, {difference['high']:+.4f}], {difference['seeds']} seeds"
     )
-    if arguments.out is not None:
-        record = {
-            "settings": arguments.set,
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-            "torch": torch.__version__,
-            "difference": {"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
-            "pairs": pairs,
-        }
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def finished(out: Path | None, settings: list[str]) -> list[dict[str, Any]]:
+    if out is None or not out.exists():
+        return []
+    there = json.loads(out.read_text())
+    if there["settings"] != settings:
+        raise SystemExit(f"{out} has other settings: {there['settings']}")
+    return there["pairs"]  # type: ignore[no-any-return]
+
+
+def seed_of(result: dict[str, Any]) -> int:
+    return int(result["greedy"]["seed"])
+
+
+def record(settings: list[str], pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    differences = [result["greedy"]["test_of_best"] - result["uniform"]["test_of_best"] for result in pairs]
+    mean, low, high = interval(differences) if len(pairs) > 1 else (differences[0], -math.inf, math.inf)
+    return {
+        "settings": settings,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "torch": torch.__version__,
+        "difference": {"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
+        "pairs": pairs,
+    }
 
 
 if __name__ == "__main__":
