@@ -409,6 +409,7 @@ def main():
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path())
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     bandwidth = copy_bandwidth()
     RESULTS.update(device=torch.cuda.get_device_name(), torch=torch.__version__, copy_tb_per_s=bandwidth / 1e12)
     print(f"{RESULTS['device']}, torch {torch.__version__}, copies move {bandwidth / 1e12:.2f} TB/s", flush=True)

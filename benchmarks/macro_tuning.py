@@ -3,13 +3,16 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "engine": "off"}; all from "bn" on may be left out. Every trial trains one supernet, evaluates that many random paths (the same for all; without
-it all 6,561) on the 5,000 validation images in each BatchNorm mode, and adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+"bn": [modes], "paths": 1500, "images": 5000, "engine": "off", "snapshots": 10}; all from "bn" on may be left out. Every trial
+trains one supernet, evaluates that many random paths (the same for all; without it all 6,561) on so many validation images (or
+all) in each BatchNorm mode, every so many epochs where there are to be snapshots, and adds a line to trials.jsonl: rank
+correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
 import itertools
 import json
+import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,9 +24,12 @@ import numpy as np
 import torch
 from scipy import stats
 
-from greedynas.config import load_config
+from greedynas.config import Config, load_config
 from greedynas.evaluation import evaluate_paths
 from greedynas.gpu import engine
+from greedynas.runs import Run, read_checkpoint
+from greedynas.schedule import Schedule
+from greedynas.state import TrainState
 from greedynas.streams import stream, torch_stream
 from greedynas.studies.supernets import shared_data
 from greedynas.supernet import Supernet
@@ -41,46 +47,83 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     data = shared_data(config, torch.device(device))
     net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
     engine.use(job.get("engine", "auto"))
-    start = time.perf_counter()
-    state = train_supernet(net, data, config.train, seed=seed, precision=precision, eval_precision=precision)
-    trained = time.perf_counter() - start
     truth = json.loads(Path(truth_file).read_text())
     chosen = stream(0, "tuning paths").permutation(len(ALL))[: job.get("paths", len(ALL))]
     paths = [ALL[i] for i in np.sort(chosen)]
     true = np.array([truth["".join(map(str, path))]["mean_acc"] for path in paths])
-    result = {
-        **job,
+    kept: dict[str, Any] = {}
+
+    def ranked(name: str, mode: str) -> dict[str, Any]:
+        start = time.perf_counter()
+        calibration = calibration_images(data, 512, stream(seed, "ranking"))
+        options: dict[str, Any] = {"bn_images": 500, "calibration": calibration, "precision": precision}
+        images, labels = (part[: job.get("images")] for part in data.val.eval_batch())
+        found = evaluate_paths(net, paths, images, labels, mode, **options)  # type: ignore[arg-type]
+        kept[name], kept[name + "_loss"] = found.accuracies.astype(np.float32), found.losses.astype(np.float32)
+        return {**compared(found.accuracies, found.losses, true), "seconds": time.perf_counter() - start}
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.start(Path(folder), with_snapshots(config, len(data.train), job.get("snapshots", 0)))
+        with run:
+            start = time.perf_counter()
+            state = train_supernet(
+                net, data, run.config().train, seed=seed, precision=precision, eval_precision=precision, run=run
+            )
+            trained = time.perf_counter() - start
+        result = {**job, **told(state), "train_seconds": trained}
+        result["bn"] = {mode: ranked(mode, mode) for mode in job.get("bn", ["batch"])}
+        result["snapshots"] = []
+        for file in reversed(run.checkpoints()[1:]):  # the newest one is the end
+            tensors, saved = read_checkpoint(file)
+            net.load_state_dict({name[4:]: tensor for name, tensor in tensors.items() if name.startswith("net.")})
+            then = TrainState.from_json(saved)
+            result["snapshots"].append({**told(then), **ranked(f"step{then.step}", "batch")})
+    np.savez_compressed(Path(out) / f"{job['name']}_{seed}.npz", **kept)
+    return result
+
+
+def with_snapshots(config: Config, train_images: int, epochs: int) -> Config:
+    """A checkpoint every so many epochs, and all of them kept; 0: at the end alone."""
+    train: dict[str, Any] = {"checkpoint_minutes": 1e6}
+    if epochs:
+        every = epochs * Schedule(config.train, train_images).steps_per_epoch
+        train |= {"checkpoint_steps": every, "keep_checkpoints": 10_000}
+    return config.model_copy(update={"train": config.train.model_copy(update=train)})
+
+
+def told(state: TrainState) -> dict[str, Any]:
+    return {
+        "step": state.step,
         "epochs": state.epoch,
         "optimization_images": state.optimization_images,
         "evaluation_images": state.evaluation_images,
         "corrected_images": state.corrected_images,
         "pi": state.novelty,
-        "train_seconds": trained,
-        "bn": {},
     }
-    kept = {}
-    for mode in job.get("bn", ["batch"]):
-        start = time.perf_counter()
-        calibration = calibration_images(data, 512, stream(seed, "ranking"))
-        found = evaluate_paths(
-            net, paths, *data.val.eval_batch(), mode, bn_images=500, calibration=calibration, precision=precision
-        )
-        kept[mode], kept[mode + "_loss"] = found.accuracies.astype(np.float32), found.losses.astype(np.float32)
-        order = np.argsort(-found.accuracies, kind="stable")
-        top = np.argsort(-true, kind="stable")[: len(true) // 10]
-        result["bn"][mode] = {
-            "tau_b": stats.kendalltau(found.accuracies, true).statistic,
-            "tau_b_loss": stats.kendalltau(-found.losses, true).statistic,
-            "tau_b_top10": stats.kendalltau(found.accuracies[top], true[top]).statistic,
-            "found_true": true[order[0]],
-            "found_rank": int((true > true[order[0]]).sum()) + 1,
-            "top5_true": true[order[:5]].mean(),
-            "mean_accuracy": found.accuracies.mean(),
-            "best_accuracy": found.accuracies.max(),
-            "seconds": time.perf_counter() - start,
-        }
-    np.savez_compressed(Path(out) / f"{job['name']}_{seed}.npz", **kept)
-    return result
+
+
+def compared(accuracies: np.ndarray, losses: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    order = np.argsort(-accuracies, kind="stable")
+    top = np.argsort(-true, kind="stable")[: len(true) // 10]
+    return {
+        "tau_b": stats.kendalltau(accuracies, true).statistic,
+        "tau_b_loss": stats.kendalltau(-losses, true).statistic,
+        "tau_b_top10": stats.kendalltau(accuracies[top], true[top]).statistic,
+        "found_true": true[order[0]],
+        "found_rank": int((true > true[order[0]]).sum()) + 1,
+        "top5_true": true[order[:5]].mean(),
+        "mean_accuracy": accuracies.mean(),
+        "best_accuracy": accuracies.max(),
+    }
+
+
+def tell(name: str, seed: int, mode: str, found: dict[str, Any], corrected: float) -> None:
+    print(
+        f"{name:28s} {seed:3d} {mode:11s} tau {found['tau_b']:.3f} by loss {found['tau_b_loss']:.3f} "
+        f"top {found['tau_b_top10']:.3f} found {found['found_true']:.2f} (rank {found['found_rank']}) "
+        f"mean {found['mean_accuracy']:.3f} best {found['best_accuracy']:.3f}; {corrected / 1e6:.2f}M",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -108,15 +151,11 @@ def main() -> None:
                 continue
             with (arguments.out / "trials.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
+            for r in result["snapshots"]:
+                tell(f"  after {r['step']} steps", result["seed"], "batch", r, r["corrected_images"])
             for mode, r in result["bn"].items():
-                print(
-                    f"{time.perf_counter() - start:4.0f} s {result['name']:24s} {result['seed']:3d} {mode:11s} "
-                    f"tau {r['tau_b']:.3f} by loss {r['tau_b_loss']:.3f} top {r['tau_b_top10']:.3f} "
-                    f"found {r['found_true']:.2f} (rank {r['found_rank']}) mean {r['mean_accuracy']:.3f} "
-                    f"best {r['best_accuracy']:.3f}; {result['epochs']} epochs, "
-                    f"{result['corrected_images'] / 1e6:.2f}M, {result['train_seconds']:.0f} + {r['seconds']:.0f} s",
-                    flush=True,
-                )
+                tell(result["name"], result["seed"], mode, r, result["corrected_images"])
+            print(f"{time.perf_counter() - start:4.0f} s, training {result['train_seconds']:.0f} s", flush=True)
     except TimeoutError:
         print("out of time", flush=True)
     for process in list((jobs._processes or {}).values()):  # not waited for: what runs now would not be finished

@@ -47,7 +47,8 @@ class TrainSettings(BaseModel):
     # Optimization
     max_epochs: Count = 60
     batch_size: AtLeastTwo = 1024
-    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay to 0 over max_epochs
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay over max_epochs,
+    final_lr: Annotated[float, Field(ge=0)] = 0.0  # down to this
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -66,6 +67,10 @@ class TrainSettings(BaseModel):
         if self.pool_size < self.k:
             raise GreedyNASError(
                 f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering"
+            )
+        if self.final_lr > self.lr:
+            raise GreedyNASError(
+                f"train.final_lr = {self.final_lr} is larger than train.lr = {self.lr}, where it begins"
             )
         if isinstance(self.warmup, float) and self.warmup > 1:
             raise GreedyNASError(

@@ -30,8 +30,9 @@ class Schedule:
         return round(warmup * self.steps) if isinstance(warmup, float) else warmup
 
     def lr(self, step: int) -> float:
-        """Cosine decay from the initial value to 0."""
-        return self.settings.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        """Cosine decay from the initial value to the final one."""
+        first, last = self.settings.lr, self.settings.final_lr
+        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def epsilon(self, step: int) -> float:
         """Probability of sampling from the pool: linear from 0 at the end of warm-up to its level at the last step."""

@@ -30,6 +30,15 @@ def test_learning_rate_is_a_cosine_over_max_epochs():
     assert 0 < schedule.lr(99) < 1e-4
 
 
+def test_learning_rate_ends_at_final_lr():
+    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, final_lr=0.1), 100)
+    assert schedule.lr(0) == pytest.approx(0.2)
+    assert schedule.lr(50) == pytest.approx(0.15)
+    assert schedule.lr(99) == pytest.approx(0.1, abs=1e-4)
+    constant = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, final_lr=0.2), 100)
+    assert {constant.lr(step) for step in range(100)} == {0.2}
+
+
 def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
     schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=20), 100)
     assert schedule.epsilon(0) == schedule.epsilon(20) == 0
