@@ -3,10 +3,10 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "engine": "off", "snapshots": 10}; all from "bn" on may be left out. Every trial
-trains one supernet, evaluates that many random paths (the same for all; without it all 6,561) on so many validation images (or
-all) in each BatchNorm mode, every so many epochs where there are to be snapshots, and adds a line to trials.jsonl: rank
-correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+"bn": [modes], "paths": 1500, "images": 5000, "engine": "off", "init": "torch", "snapshots": 10}; all from "bn" on may be left
+out. Every trial trains one supernet, evaluates that many random paths (the same for all; without it all 6,561) on so many
+validation images (or all) in each BatchNorm mode, every so many epochs where there are to be snapshots, and adds a line to
+trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import stats
+from torch import nn
 
 from greedynas.config import Config, load_config
 from greedynas.evaluation import evaluate_paths
@@ -46,6 +47,8 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": seed})
     data = shared_data(config, torch.device(device))
     net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
+    if job.get("init") == "torch":
+        as_torch_starts(net, torch_stream(seed, "torch init"))
     engine.use(job.get("engine", "auto"))
     truth = json.loads(Path(truth_file).read_text())
     chosen = stream(0, "tuning paths").permutation(len(ALL))[: job.get("paths", len(ALL))]
@@ -80,6 +83,16 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
             result["snapshots"].append({**told(then), **ranked(f"step{then.step}", "batch")})
     np.savez_compressed(Path(out) / f"{job['name']}_{seed}.npz", **kept)
     return result
+
+
+@torch.no_grad()
+def as_torch_starts(net: Supernet, generator: torch.Generator) -> None:
+    """PyTorch's own start of convolutions and linear layers, as the networks of the ground truth had it."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            bound = module.weight[0].numel() ** -0.5
+            for weight in module.parameters():
+                weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
 
 
 def with_snapshots(config: Config, train_images: int, epochs: int) -> Config:
