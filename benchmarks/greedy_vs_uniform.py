@@ -1,6 +1,9 @@
-"""Does greedy training help the good paths? Greedy against uniform training at the same corrected cost, paired by seed.
+r"""Does greedy training help the good paths? Greedy against uniform training at the same corrected cost, paired by seed.
 
     python benchmarks/greedy_vs_uniform.py --seeds 10 --jobs 2 --out benchmarks/greedy_vs_uniform.json
+    OMP_NUM_THREADS=1 python benchmarks/greedy_vs_uniform.py --seeds 28 --first-seed 500 --jobs 2 --set train.max_epochs=40 \
+        --set train.stopping=false --set train.warmup=0.1 --set train.epsilon=1.0 --set data.augment=pad_crop \
+        --out benchmarks/greedy_vs_uniform_larger.json
 
 For each seed both supernets start from the same weights and see the same split of the embedded Fashion-MNIST sample. Of the
 same 300 random paths, the best 20 by validation accuracy on each supernet are scored on the test images, which neither
