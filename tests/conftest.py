@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 settings.register_profile("quick", deadline=None, max_examples=25, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("quick")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; the tests of signals need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
