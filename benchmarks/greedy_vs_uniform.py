@@ -39,27 +39,28 @@ PATHS, BEST = 300, 20
 SCORED_TOGETHER = 250  # images that share BatchNorm statistics when paths are scored
 
 
-def train_and_score(seed: int, changes: dict[str, Any], corrected: float | None = None) -> dict[str, Any]:
+def train_and_score(
+    seed: int, changes: dict[str, Any], corrected: float | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """One supernet. With `corrected`, as many epochs as that cost pays for."""
     torch.set_num_threads(int(os.environ.get("THREADS", "1")))
     config = load_config("fashion", {**changes, "seed": seed})
-    device = torch.device("cpu")
     data = open_data(
         config.data,
         image_size=config.space.image_size,
         image_channels=config.space.image_channels,
         seed=seed,
-        device=device,
+        device=torch.device(device),
     )
     settings = config.train
     if corrected is not None:
         one = settings.model_copy(update={"max_epochs": 1})
         an_epoch = corrected_images(*Schedule(one, len(data.train)).predicted_images(1, max(config.space.num_ops)))
         settings = settings.model_copy(update={"max_epochs": math.ceil(corrected / an_epoch)})
-    net = Supernet(config.space, generator=torch_stream(seed, "init")).to(memory_format=torch.channels_last)
+    net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
     start = time.perf_counter()
-    _, precision = choose_precisions(config, device)
-    state = train_supernet(net, data, settings, seed=seed, eval_precision=precision)
+    training, precision = choose_precisions(config, torch.device(device))
+    state = train_supernet(net, data, settings, seed=seed, precision=training, eval_precision=precision)
     seconds = time.perf_counter() - start
     paths = config.space.sample(PATHS, stream(seed, "scored paths"))
     val, test = (
@@ -84,9 +85,9 @@ def train_and_score(seed: int, changes: dict[str, Any], corrected: float | None 
     }
 
 
-def pair(seed: int, changes: dict[str, Any]) -> dict[str, Any]:
-    greedy = train_and_score(seed, {**changes, "train.sampler": "greedy"})
-    uniform = train_and_score(seed, {**changes, "train.sampler": "uniform"}, greedy["corrected_images"])
+def pair(seed: int, changes: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    greedy = train_and_score(seed, {**changes, "train.sampler": "greedy"}, device=device)
+    uniform = train_and_score(seed, {**changes, "train.sampler": "uniform"}, greedy["corrected_images"], device)
     return {"greedy": greedy, "uniform": uniform}
 
 
