@@ -3,14 +3,13 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "engine": "off", "init": "torch", "snapshots": 10}; all from "bn" on may be left
-out. Every trial trains one supernet, evaluates that many random paths (the same for all; without it all 6,561) on so many
-validation images (or all) in each BatchNorm mode, every so many epochs where there are to be snapshots, and adds a line to
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch"}; all from "bn" on may be left out. Every trial is a
+part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
+6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training. It adds a line to
 trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
-import itertools
 import json
 import tempfile
 import time
@@ -22,119 +21,71 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from rich.console import Console
 from torch import nn
 
-from greedynas.config import Config, load_config
-from greedynas.evaluation import evaluate_paths
-from greedynas.gpu import engine
-from greedynas.runs import Run, read_checkpoint
-from greedynas.schedule import Schedule
-from greedynas.state import TrainState
-from greedynas.streams import stream, torch_stream
-from greedynas.studies.supernets import shared_data
-from greedynas.supernet import Supernet
-from greedynas.training import calibration_images, train_supernet
-
-ALL = list(itertools.product(range(3), repeat=8))
+from greedynas import supernet
+from greedynas.blocks import initialise
+from greedynas.config import load_config
+from greedynas.studies.correlations import best_of, rank_correlations
+from greedynas.studies.macro import ranked_paths, train_and_rank
+from greedynas.studies.truth import read_truth
 
 
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = "bf16" if device == "cuda" else "fp32"
-    seed = job["seed"]
-    config = load_config("cifar10", {**job["set"], "data.source": source, "seed": seed})
-    data = shared_data(config, torch.device(device))
-    net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
-    if job.get("init") == "torch":
-        as_torch_starts(net, torch_stream(seed, "torch init"))
-    engine.use(job.get("engine", "auto"))
-    truth = json.loads(Path(truth_file).read_text())
-    chosen = stream(0, "tuning paths").permutation(len(ALL))[: job.get("paths", len(ALL))]
-    paths = [ALL[i] for i in np.sort(chosen)]
-    true = np.array([truth["".join(map(str, path))]["mean_acc"] for path in paths])
-    kept: dict[str, Any] = {}
-
-    def ranked(name: str, mode: str) -> dict[str, Any]:
-        start = time.perf_counter()
-        calibration = calibration_images(data, 512, stream(seed, "ranking"))
-        options: dict[str, Any] = {"bn_images": 500, "calibration": calibration, "precision": precision}
-        images, labels = (part[: job.get("images")] for part in data.val.eval_batch())
-        found = evaluate_paths(net, paths, images, labels, mode, **options)  # type: ignore[arg-type]
-        kept[name], kept[name + "_loss"] = found.accuracies.astype(np.float32), found.losses.astype(np.float32)
-        return {**compared(found.accuracies, found.losses, true), "seconds": time.perf_counter() - start}
-
+    supernet.initialise = as_torch_starts if job.get("init") == "torch" else initialise  # type: ignore[attr-defined]
+    config = load_config("cifar10", {**job["set"], "data.source": source, "seed": job["seed"]})
+    part = {
+        "config": config.model_dump(mode="json"),
+        "cost_epochs": 1e6,  # no limit: the trial says how many epochs
+        "own_epochs": config.train.max_epochs,
+        "bn": job.get("bn", ["batch"]),
+        "paths": job.get("paths"),
+        "images": job.get("images"),
+        "moments": job.get("moments", 1),
+        "keep": True,  # the folder goes away
+    }
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.start(Path(folder), with_snapshots(config, len(data.train), job.get("snapshots", 0)))
-        with run:
-            start = time.perf_counter()
-            state = train_supernet(
-                net, data, run.config().train, seed=seed, precision=precision, eval_precision=precision, run=run
-            )
-            trained = time.perf_counter() - start
-        result = {**job, **told(state), "train_seconds": trained}
-        result["bn"] = {mode: ranked(mode, mode) for mode in job.get("bn", ["batch"])}
-        result["snapshots"] = []
-        for file in reversed(run.checkpoints()[1:]):  # the newest one is the end
-            tensors, saved = read_checkpoint(file)
-            net.load_state_dict({name[4:]: tensor for name, tensor in tensors.items() if name.startswith("net.")})
-            then = TrainState.from_json(saved)
-            result["snapshots"].append({**told(then), **ranked(f"step{then.step}", "batch")})
-    np.savez_compressed(Path(out) / f"{job['name']}_{seed}.npz", **kept)
-    return result
+        found = train_and_rank(Path(folder), part, Console(quiet=True))
+    arrays = {name: found.pop(name) for name in list(found) if isinstance(found[name], np.ndarray)}
+    np.savez_compressed(Path(out) / f"{job['name']}_{job['seed']}.npz", **arrays)
+    truth = read_truth(Path(truth_file), config.space)
+    true = truth.accuracies[ranked_paths(len(truth.accuracies), job.get("paths"))]
+    for moment in found["moments"]:
+        moment |= compared(arrays[f"step{moment['step']}_accuracy"], true)
+    return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in part["bn"]}}
 
 
 @torch.no_grad()
-def as_torch_starts(net: Supernet, generator: torch.Generator) -> None:
+def as_torch_starts(net: nn.Module, generator: torch.Generator | None = None) -> None:
     """PyTorch's own start of convolutions and linear layers, as the networks of the ground truth had it."""
+    initialise(net, generator)
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             bound = module.weight[0].numel() ** -0.5
             for weight in module.parameters():
-                weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
+                weight.uniform_(-bound, bound, generator=generator)
 
 
-def with_snapshots(config: Config, train_images: int, epochs: int) -> Config:
-    """A checkpoint every so many epochs, and all of them kept; 0: at the end alone."""
-    train: dict[str, Any] = {"checkpoint_minutes": 1e6}
-    if epochs:
-        every = epochs * Schedule(config.train, train_images).steps_per_epoch
-        train |= {"checkpoint_steps": every, "keep_checkpoints": 10_000}
-    return config.model_copy(update={"train": config.train.model_copy(update=train)})
-
-
-def told(state: TrainState) -> dict[str, Any]:
+def compared(accuracies: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    order, top = np.argsort(-accuracies, kind="stable"), best_of(true, len(true) // 10)
     return {
-        "step": state.step,
-        "epochs": state.epoch,
-        "optimization_images": state.optimization_images,
-        "evaluation_images": state.evaluation_images,
-        "corrected_images": state.corrected_images,
-        "pi": state.novelty,
-    }
-
-
-def compared(accuracies: np.ndarray, losses: np.ndarray, true: np.ndarray) -> dict[str, Any]:
-    order = np.argsort(-accuracies, kind="stable")
-    top = np.argsort(-true, kind="stable")[: len(true) // 10]
-    return {
-        "tau_b": stats.kendalltau(accuracies, true).statistic,
-        "tau_b_loss": stats.kendalltau(-losses, true).statistic,
-        "tau_b_top10": stats.kendalltau(accuracies[top], true[top]).statistic,
-        "found_true": true[order[0]],
+        "tau_b": rank_correlations(accuracies, true)["tau_b"],
+        "tau_b_top10": rank_correlations(accuracies[top], true[top])["tau_b"],
+        "found_true": float(true[order[0]]),
         "found_rank": int((true > true[order[0]]).sum()) + 1,
-        "top5_true": true[order[:5]].mean(),
-        "mean_accuracy": accuracies.mean(),
-        "best_accuracy": accuracies.max(),
+        "top5_true": float(true[order[:5]].mean()),
+        "mean_accuracy": float(accuracies.mean()),
+        "best_accuracy": float(accuracies.max()),
     }
 
 
-def tell(name: str, seed: int, mode: str, found: dict[str, Any], corrected: float) -> None:
+def tell(name: str, seed: int, found: dict[str, Any]) -> None:
+    tau, top = (float("nan") if found[key] is None else found[key] for key in ("tau_b", "tau_b_top10"))
     print(
-        f"{name:28s} {seed:3d} {mode:11s} tau {found['tau_b']:.3f} by loss {found['tau_b_loss']:.3f} "
-        f"top {found['tau_b_top10']:.3f} found {found['found_true']:.2f} (rank {found['found_rank']}) "
-        f"mean {found['mean_accuracy']:.3f} best {found['best_accuracy']:.3f}; {corrected / 1e6:.2f}M",
+        f"{name:32s} {seed:3d} tau {tau:.3f} top {top:.3f} found {found['found_true']:.2f} "
+        f"(rank {found['found_rank']}) mean {found['mean_accuracy']:.3f} best {found['best_accuracy']:.3f}",
         flush=True,
     )
 
@@ -164,11 +115,12 @@ def main() -> None:
                 continue
             with (arguments.out / "trials.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            for r in result["snapshots"]:
-                tell(f"  after {r['step']} steps", result["seed"], "batch", r, r["corrected_images"])
-            for mode, r in result["bn"].items():
-                tell(result["name"], result["seed"], mode, r, result["corrected_images"])
-            print(f"{time.perf_counter() - start:4.0f} s, training {result['train_seconds']:.0f} s", flush=True)
+            for moment in result["moments"]:
+                tell(f"  after {moment['epoch']:.0f} epochs", result["seed"], moment)
+            for mode, found in result["bn"].items():
+                tell(f"{result['name']} {mode}", result["seed"], found)
+            told = f"{result['corrected_images'] / 1e6:.2f}M images; at {time.perf_counter() - start:.0f} s"
+            print(f"  {result['epochs']} epochs, {told}", flush=True)
     except TimeoutError:
         print("out of time", flush=True)
     for process in list((jobs._processes or {}).values()):  # not waited for: what runs now would not be finished

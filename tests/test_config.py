@@ -173,6 +173,7 @@ def test_wrong_assignments(assignment):
     [
         (["k=11"], "train.k = 11 paths cannot be kept of train.m = 10"),
         (["m=3"], "train.k = 5 paths cannot be kept of train.m = 3"),
+        (["lr=0.1", "final_lr=0.2"], "train.final_lr = 0.2 is larger than train.lr = 0.1, where it begins"),
         (["pool_size=4"], "train.pool_size = 4 is smaller than the train.k = 5 paths of one filtering"),
         (["k=0"], "train.k"),
         (["epsilon=1.01"], "train.epsilon: Input should be less than or equal to 1, got 1.01"),
