@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 
 from greedynas.config import load_config, parse_assignments
 from greedynas.data import open_data
@@ -32,6 +31,7 @@ from greedynas.evaluation import evaluate_paths
 from greedynas.schedule import Schedule, corrected_images
 from greedynas.stages import choose_precisions
 from greedynas.streams import stream, torch_stream
+from greedynas.studies.correlations import mean_interval
 from greedynas.supernet import Supernet
 from greedynas.training import train_supernet
 
@@ -91,13 +91,6 @@ def pair(seed: int, changes: dict[str, Any], device: str = "cpu") -> dict[str, A
     return {"greedy": greedy, "uniform": uniform}
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """Mean and 95% interval (Student's t)."""
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    half = error * float(stats.t.ppf(0.975, len(values) - 1))
-    return mean, mean - half, mean + half
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
@@ -119,10 +112,10 @@ def main() -> None:
             if arguments.out is not None:
                 arguments.out.write_text(json.dumps(record(arguments.set, pairs), indent=1) + "\n")
     difference = record(arguments.set, pairs)["difference"]
-    print(
-        f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {difference['mean']:+.4f}, "
-        f"95% interval [{difference['low']:+.4f}, {difference['high']:+.4f}], {difference['seeds']} seeds"
-    )
+    told = f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {difference['mean']:+.4f}"
+    if difference["low"] is not None:
+        told += f", 95% interval [{difference['low']:+.4f}, {difference['high']:+.4f}]"
+    print(f"{told}, {difference['seeds']} seeds")
 
 
 def finished(out: Path | None, settings: list[str]) -> list[dict[str, Any]]:
@@ -140,12 +133,12 @@ def seed_of(result: dict[str, Any]) -> int:
 
 def record(settings: list[str], pairs: list[dict[str, Any]]) -> dict[str, Any]:
     differences = [result["greedy"]["test_of_best"] - result["uniform"]["test_of_best"] for result in pairs]
-    mean, low, high = interval(differences) if len(pairs) > 1 else (differences[0], -math.inf, math.inf)
+    found = mean_interval(differences)
     return {
         "settings": settings,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "torch": torch.__version__,
-        "difference": {"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
+        "difference": {"mean": found["mean"], "low": found["low"], "high": found["high"], "seeds": found["n"]},
         "pairs": pairs,
     }
 

@@ -54,6 +54,7 @@ class TrainSettings(BaseModel):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
     # Bookkeeping
     log_every: Count = 20  # steps
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0

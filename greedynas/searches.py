@@ -18,6 +18,7 @@ from rich.text import Text
 
 from greedynas import distributed
 from greedynas.architectures import path_arch, read_arch, write_arch
+from greedynas.averaging import evaluated
 from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
 from greedynas.data import Data
@@ -161,7 +162,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     run.check_data(data.identity())
     net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
     with fitting(run.supernet):
-        load_weights(net, tensors)
+        load_weights(net, evaluated(tensors))
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net, state, data, choose_precisions(config, device)[1]
 

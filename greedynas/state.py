@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from greedynas.averaging import AveragedWeights
 from greedynas.errors import GreedyNASError
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
@@ -103,14 +104,18 @@ def fitting(where: Path) -> Iterator[None]:
         raise GreedyNASError(f"the checkpoint in {where} does not fit this run: {told:.300}") from None
 
 
-def restore_state(run: Run, net: Supernet, optimizer: torch.optim.Optimizer) -> TrainState | None:
-    """What the newest whole checkpoint holds, put into the net and its optimizer."""
+def restore_state(
+    run: Run, net: Supernet, optimizer: torch.optim.Optimizer, average: AveragedWeights | None = None
+) -> TrainState | None:
+    """What the newest whole checkpoint holds, put into the net, its optimizer and its average."""
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return None
     tensors, state = checkpoint
     with fitting(run.supernet):
         load_training_tensors(net, optimizer, tensors)
+        if average is not None:
+            average.load(tensors)
         restored = TrainState.from_json(state)
     logger.info("going on from step %d", restored.step)
     return restored

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from greedynas.architectures import SCHEMA_VERSION, path_arch, read_arch
+from greedynas.averaging import evaluated
 from greedynas.config import Config
 from greedynas.data import Data, normalisation
 from greedynas.errors import GreedyNASError
@@ -217,7 +218,7 @@ def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) ->
         raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
     supernet = Supernet(card.space)
     with fitting(run.supernet):
-        load_weights(supernet, checkpoint[0])
+        load_weights(supernet, evaluated(checkpoint[0]))
     # One after the other: the same blocks, which the two forms may count to different stages.
     values = supernet.subnet(target.path).state_dict().values()
     network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from greedynas import distributed
+from greedynas.averaging import AveragedWeights
 from greedynas.config import TrainSettings
 from greedynas.data import Data
 from greedynas.evaluation import autocast, evaluate_paths, full_precision
@@ -24,7 +25,7 @@ from greedynas.gpu.recording import worth_recording
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
-from greedynas.runs import Run, logger
+from greedynas.runs import Checkpoint, Run, logger
 from greedynas.sampling import Filtered, fair_paths, filter_paths, sample_paths
 from greedynas.schedule import Schedule
 from greedynas.state import TrainState, restore_state, training_tensors
@@ -47,7 +48,8 @@ def train_supernet(
 ) -> TrainState:
     """Algorithm 2: every k steps sample and filter paths and update the pool, then train each kept path on one batch.
 
-    With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted.
+    With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted. The net is left with
+    its last weights, or with the averaged ones if the settings ask for an average.
     """
     schedule = Schedule(settings, len(data.train))
     images_per_step = min(settings.batch_size, len(data.train))
@@ -57,20 +59,26 @@ def train_supernet(
         synchronise(net)
     same_weights(net)
     optimizer = make_optimizer(net, settings)
-    state = restore_state(run, net, optimizer) if run is not None else None
+    average = AveragedWeights(net, settings.ema) if settings.ema else None
+    state = restore_state(run, net, optimizer, average) if run is not None else None
     state = state or TrainState(CandidatePool(settings.pool_size))
     if state.stopped is not None:
+        if average is not None:
+            average.replace()
         return state
     step = make_step(net, optimizer, settings, data.class_weights, precision)
     if precision == "bf16":
         engine.prepare(net, -(-images_per_step // distributed.size()))
+
+    def contents() -> Checkpoint:
+        averaged = {} if average is None else average.tensors()
+        return {**training_tensors(net, optimizer), **averaged}, state.to_json()
+
     save = None if run is None else partial(save_all, run)
     times = (settings.checkpoint_minutes, settings.checkpoint_steps)
     with (
         Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder,
-        checkpointing(
-            recorder, lambda: (training_tensors(net, optimizer), state.to_json()), save, *times
-        ) as checkpoint,
+        checkpointing(recorder, contents, save, *times) as checkpoint,
     ):
         while state.stopped is None:
             done = state.step - state.epoch * schedule.steps_per_epoch
@@ -94,6 +102,8 @@ def train_supernet(
                 lr = schedule.lr(state.step)
                 loss = step(images, labels, paths, lr)
                 state.step += 1
+                if average is not None:
+                    average.update(state.step)
                 state.optimization_images += images_per_step * len(paths)
                 recorder.step(loss, paths[0])
                 checkpoint.if_due(paths[0])
@@ -107,6 +117,8 @@ def train_supernet(
             recorder.epoch()
             logger.info("epoch %d of %d%s", state.epoch, settings.max_epochs, _pool_told(state))
         checkpoint.now()
+    if average is not None:
+        average.replace()
     logger.info("supernet trained for %d epochs: %s", state.epoch, state.stopped)
     return state
 

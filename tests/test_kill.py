@@ -35,7 +35,7 @@ def config_file(tmp_path_factory):
 
 
 def test_death_at_every_write_flush_and_rename(config_file, tmp_path):
-    train = {"max_epochs": 2, "batch_size": 14, "warmup": 1, "m": 3, "pool_size": 4, "log_every": 3}
+    train = {"max_epochs": 2, "batch_size": 14, "warmup": 1, "m": 3, "pool_size": 4, "log_every": 3, "ema": 0.9}
     file = config_file("points.yaml", {"workers": 0}, checkpoint_steps=2, **train)
     command = [sys.executable, "-m", "tests.kill_points", file, tmp_path]
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)

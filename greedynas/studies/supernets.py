@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from safetensors import SafetensorError
 
+from greedynas.averaging import evaluated
 from greedynas.config import Config, SearchSettings
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -85,7 +86,7 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
     if checkpoint is None:
         raise no_checkpoints(folder)
     trained = new_supernet(config, data)
-    load_weights(trained.net, checkpoint[0])
+    load_weights(trained.net, evaluated(checkpoint[0]))
     return trained
 
 
