@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from greedynas.config import load_config, parse_assignments
 from greedynas.data import open_data
@@ -112,10 +113,10 @@ def main() -> None:
             if arguments.out is not None:
                 arguments.out.write_text(json.dumps(record(arguments.set, pairs), indent=1) + "\n")
     difference = record(arguments.set, pairs)["difference"]
-    told = f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {difference['mean']:+.4f}"
+    line = f"greedy - uniform, test accuracy of the best {BEST} of {PATHS}: {difference['mean']:+.4f}"
     if difference["low"] is not None:
-        told += f", 95% interval [{difference['low']:+.4f}, {difference['high']:+.4f}]"
-    print(f"{told}, {difference['seeds']} seeds")
+        line += f", 95% interval [{difference['low']:+.4f}, {difference['high']:+.4f}]"
+    print(f"{line}, {difference['seeds']} seeds")
 
 
 def finished(out: Path | None, settings: list[str]) -> list[dict[str, Any]]:
