@@ -5,8 +5,9 @@
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
 "bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch"}; all from "bn" on may be left out. Every trial is a
 part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
-6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training. It adds a line to
-trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and, if its weights are
+averaged, once with the last ones). It adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds,
+its cost. The accuracies are kept beside.
 """
 
 import argparse
@@ -21,14 +22,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
 from greedynas import supernet
 from greedynas.blocks import initialise
-from greedynas.config import load_config
+from greedynas.config import Config, load_config
+from greedynas.runs import read_checkpoint
+from greedynas.state import load_weights
 from greedynas.studies.correlations import best_of, rank_correlations
 from greedynas.studies.macro import ranked_paths, train_and_rank
+from greedynas.studies.supernets import checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
 
 
@@ -48,13 +53,25 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     }
     with tempfile.TemporaryDirectory() as folder:
         found = train_and_rank(Path(folder), part, Console(quiet=True))
+        if config.train.ema:
+            found["last_accuracy"] = last_weights(Path(folder), config, job)
     arrays = {name: found.pop(name) for name in list(found) if isinstance(found[name], np.ndarray)}
     np.savez_compressed(Path(out) / f"{job['name']}_{job['seed']}.npz", **arrays)
     truth = read_truth(Path(truth_file), config.space)
     true = truth.accuracies[ranked_paths(len(truth.accuracies), job.get("paths"))]
     for moment in found["moments"]:
         moment |= compared(arrays[f"step{moment['step']}_accuracy"], true)
-    return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in part["bn"]}}
+    ranked = [*part["bn"], *(["last"] if config.train.ema else [])]
+    return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in ranked}}
+
+
+def last_weights(folder: Path, config: Config, job: dict[str, Any]) -> NDArray[np.float32]:
+    """The accuracies of the paths with the last weights, where the averaged ones are what is ranked."""
+    trained = load_trained(folder, config)
+    load_weights(trained.net, read_checkpoint(checkpoints_of(folder)[-1])[0])
+    everything = list(np.ndindex(*config.space.num_ops))
+    paths = [everything[i] for i in ranked_paths(len(everything), job.get("paths"))]
+    return rank_paths(trained, paths)[0].accuracies.astype(np.float32)
 
 
 @torch.no_grad()
