@@ -32,7 +32,7 @@ from greedynas.config import Config, load_config
 from greedynas.runs import read_checkpoint
 from greedynas.state import load_weights
 from greedynas.studies.correlations import best_of, rank_correlations
-from greedynas.studies.macro import ranked_paths, train_and_rank
+from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
 from greedynas.studies.supernets import checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
 
@@ -54,7 +54,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         found = train_and_rank(Path(folder), part, Console(quiet=True))
         if config.train.ema:
-            found["last_accuracy"] = last_weights(Path(folder), config, job)
+            found["last_accuracy"] = last_weights(Path(folder), config, part)
     arrays = {name: found.pop(name) for name in list(found) if isinstance(found[name], np.ndarray)}
     np.savez_compressed(Path(out) / f"{job['name']}_{job['seed']}.npz", **arrays)
     truth = read_truth(Path(truth_file), config.space)
@@ -65,13 +65,12 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in ranked}}
 
 
-def last_weights(folder: Path, config: Config, job: dict[str, Any]) -> NDArray[np.float32]:
+def last_weights(folder: Path, config: Config, part: dict[str, Any]) -> NDArray[np.float32]:
     """The accuracies of the paths with the last weights, where the averaged ones are what is ranked."""
     trained = load_trained(folder, config)
     load_weights(trained.net, read_checkpoint(checkpoints_of(folder)[-1])[0])
-    everything = list(np.ndindex(*config.space.num_ops))
-    paths = [everything[i] for i in ranked_paths(len(everything), job.get("paths"))]
-    return rank_paths(trained, paths)[0].accuracies.astype(np.float32)
+    paths, images = what_is_ranked(config, trained.data, part)
+    return rank_paths(trained, paths, part["bn"][0], images)[0].accuracies.astype(np.float32)
 
 
 @torch.no_grad()

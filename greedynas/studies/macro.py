@@ -15,8 +15,10 @@ from rich.console import Console
 
 from greedynas import distributed
 from greedynas.config import Config, load_config, resolve_key
+from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import BN_MODES
+from greedynas.paths import OpPath
 from greedynas.schedule import Schedule
 from greedynas.stages import choose_device
 from greedynas.streams import stream
@@ -140,11 +142,7 @@ def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> 
     data = shared_data(config, choose_device(config.device))
     config = with_epochs(config, len(data.train), settings)
     trained, summary = train_in(folder, config, console)
-    everything = list(np.ndindex(*config.space.num_ops))
-    paths = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
-    images = None
-    if settings["images"] is not None:
-        images = data.val.balanced(min(settings["images"], len(data.val)), stream(config.seed, "ranked images"))
+    paths, images = what_is_ranked(config, data, settings)
     result: dict[str, Any] = {
         "max_epochs": config.train.max_epochs,
         **summary,
@@ -166,6 +164,18 @@ def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> 
     if not settings["keep"]:
         distributed.on_first(lambda: shutil.rmtree(folder))
     return result
+
+
+def what_is_ranked(
+    config: Config, data: Data, settings: dict[str, Any]
+) -> tuple[list[OpPath], NDArray[np.int64] | None]:
+    """The paths, and the validation images (None: all) that they are ranked on."""
+    everything = list(np.ndindex(*config.space.num_ops))
+    paths = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
+    if settings["images"] is None:
+        return paths, None
+    count = min(settings["images"], len(data.val))
+    return paths, data.val.balanced(count, stream(config.seed, "ranked images"))
 
 
 def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> Config:
