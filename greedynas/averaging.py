@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-PREFIX = "ema."  # of their names in a checkpoint
+AVERAGED = "ema."  # how their names begin in a checkpoint
 
 
 class AveragedWeights:
@@ -27,17 +27,17 @@ class AveragedWeights:
         torch._foreach_copy_(list(self._live.values()), list(self._averages.values()))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f"{PREFIX}{name}": tensor for name, tensor in self._averages.items()}
+        return {f"{AVERAGED}{name}": tensor for name, tensor in self._averages.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         for name, average in self._averages.items():
-            average.copy_(tensors[f"{PREFIX}{name}"])
+            average.copy_(tensors[f"{AVERAGED}{name}"])
 
 
 def evaluated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Of a checkpoint, the weights that paths are evaluated with: the averaged ones where there are any."""
     return {
-        name: tensors.get(f"{PREFIX}{name.removeprefix('net.')}", tensor)
+        name: tensors.get(f"{AVERAGED}{name.removeprefix('net.')}", tensor)
         for name, tensor in tensors.items()
         if name.startswith("net.")
     }

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from greedynas import distributed
 from greedynas.augmentation import make_mixup, seeded_generators
+from greedynas.averaging import AVERAGED
 from greedynas.data import ImageSet
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import autocast, full_precision
@@ -89,7 +90,7 @@ def retrain(
     def contents() -> Checkpoint:
         tensors = training_tensors(network, optimizer)
         if average is not None:
-            tensors |= {f"ema.{name}": tensor for name, tensor in average.module.state_dict().items()}
+            tensors |= {f"{AVERAGED}{name}": tensor for name, tensor in average.module.state_dict().items()}
         return tensors, asdict(state)
 
     save = None if saved is None else saved.save
@@ -199,6 +200,6 @@ def _restored(
         restored = TypeAdapter(RetrainState).validate_python(state)
         load_training_tensors(network, optimizer, tensors)
         if average is not None:
-            load_weights(average.module, tensors, "ema.")
+            load_weights(average.module, tensors, AVERAGED)
     logger.info("going on from step %d", restored.step)
     return restored

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from greedynas import distributed, stopping
+from greedynas.averaging import AVERAGED
 from greedynas.errors import GreedyNASError
 from greedynas.files import Records
 from greedynas.paths import OpPath, compact, pretty
@@ -27,7 +28,7 @@ from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images
 from greedynas.space import Space
 from greedynas.state import TrainState, copied
 
-WEIGHTS = ("net.", "ema.")  # how the names of weights begin in a checkpoint
+WEIGHTS = ("net.", AVERAGED)  # how the names of weights begin in a checkpoint
 
 
 class Counters(Protocol):
