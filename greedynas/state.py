@@ -105,7 +105,7 @@ def fitting(where: Path) -> Iterator[None]:
 
 
 def restore_state(
-    run: Run, net: Supernet, optimizer: torch.optim.Optimizer, average: AveragedWeights | None = None
+    run: Run, net: Supernet, optimizer: torch.optim.Optimizer, average: AveragedWeights
 ) -> TrainState | None:
     """What the newest whole checkpoint holds, put into the net, its optimizer and its average."""
     checkpoint = run.load_checkpoint()
@@ -114,8 +114,7 @@ def restore_state(
     tensors, state = checkpoint
     with fitting(run.supernet):
         load_training_tensors(net, optimizer, tensors)
-        if average is not None:
-            average.load(tensors)
+        average.load(tensors)
         restored = TrainState.from_json(state)
     logger.info("going on from step %d", restored.step)
     return restored

@@ -59,20 +59,18 @@ def train_supernet(
         synchronise(net)
     same_weights(net)
     optimizer = make_optimizer(net, settings)
-    average = AveragedWeights(net, settings.ema) if settings.ema else None
+    average = AveragedWeights(net, settings.ema)
     state = restore_state(run, net, optimizer, average) if run is not None else None
     state = state or TrainState(CandidatePool(settings.pool_size))
     if state.stopped is not None:
-        if average is not None:
-            average.replace()
+        average.replace()
         return state
     step = make_step(net, optimizer, settings, data.class_weights, precision)
     if precision == "bf16":
         engine.prepare(net, -(-images_per_step // distributed.size()))
 
     def contents() -> Checkpoint:
-        averaged = {} if average is None else average.tensors()
-        return {**training_tensors(net, optimizer), **averaged}, state.to_json()
+        return {**training_tensors(net, optimizer), **average.tensors()}, state.to_json()
 
     save = None if run is None else partial(save_all, run)
     times = (settings.checkpoint_minutes, settings.checkpoint_steps)
@@ -102,8 +100,7 @@ def train_supernet(
                 lr = schedule.lr(state.step)
                 loss = step(images, labels, paths, lr)
                 state.step += 1
-                if average is not None:
-                    average.update(state.step)
+                average.update(state.step)
                 state.optimization_images += images_per_step * len(paths)
                 recorder.step(loss, paths[0])
                 checkpoint.if_due(paths[0])
@@ -117,8 +114,7 @@ def train_supernet(
             recorder.epoch()
             logger.info("epoch %d of %d%s", state.epoch, settings.max_epochs, _pool_told(state))
         checkpoint.now()
-    if average is not None:
-        average.replace()
+    average.replace()
     logger.info("supernet trained for %d epochs: %s", state.epoch, state.stopped)
     return state
 

@@ -13,13 +13,13 @@ from tests.test_training import SETTINGS, new_net, recorded, same_tensors, snaps
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DECAY = 0.8
+EVERY_STEP = {"ema": DECAY, "max_epochs": 2, "checkpoint_steps": 1, "keep_checkpoints": 1000}
 
 
 @pytest.fixture
 def averaged(data, tmp_path):
     """A training with an average, and the checkpoints of its steps, by step."""
-    settings = {"ema": DECAY, "max_epochs": 2, "checkpoint_steps": 1, "keep_checkpoints": 1000}
-    net, state, _ = recorded(tmp_path / "run", data, **settings)
+    net, state, _ = recorded(tmp_path / "run", data, **EVERY_STEP)
     files = sorted((tmp_path / "run" / "supernet").glob("*.safetensors"))
     assert len(files) == state.step > 5
     return net, [read_checkpoint(file)[0] for file in files]
@@ -62,6 +62,5 @@ def test_what_is_evaluated_are_averaged_weights(data, averaged, tmp_path):
 
 def test_a_finished_training_that_is_asked_for_again(data, averaged, tmp_path):
     net, _ = averaged
-    settings = {"ema": DECAY, "max_epochs": 2, "checkpoint_steps": 1, "keep_checkpoints": 1000}
-    again, _, _ = recorded(tmp_path / "run", data, **settings)
+    again, _, _ = recorded(tmp_path / "run", data, **EVERY_STEP)
     assert same_tensors(again.state_dict(), net.state_dict())
