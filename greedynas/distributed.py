@@ -9,6 +9,7 @@ own format: nothing that is received is executed. Whichever rank fails first end
 With one process every function here returns at once what it was given. Torch is imported only where there are several.
 """
 
+import atexit
 import io
 import json
 import os
@@ -17,10 +18,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,6 +220,16 @@ def ranks() -> Iterator[None]:
         watch.join()  # a thread that still looks while the interpreter ends would abort it
         _group, _processes = None, 1
     dist.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, which was one of several ranks, without taking Python apart first. A thread of PyTorch's may still hold
+    a tensor of the last collective; where it lets go of it after Python's end, it aborts the process."""
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # whoever reads this may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _join() -> Group:

@@ -351,6 +351,34 @@ def test_the_notice_to_one_rank_stops_all_of_them_with_a_checkpoint(config, phot
     assert list((out / "supernet").glob(f"step-{int(step):09d}-*.safetensors"))
 
 
+def test_a_rank_ends_as_it_should_while_threads_of_torch_still_work():
+    """As those of its collectives may. Without care the process aborts at Python's end: this is how it did in CI."""
+    code = """
+import atexit, sys, threading, time
+import torch
+from greedynas.cli.main import main
+
+def work():
+    while True:
+        torch.ones(1000, 100).mm(torch.ones(100, 100))
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+atexit.register(print, "tidied up")
+sys.argv = ["greedynas", *sys.argv[1:]]
+main()
+"""
+    for arguments, expected in ((("--version",), 0), (("describe", "--space", "nowhere"), 2)):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "WORLD_SIZE": "1"}, check=False
+        )
+        assert done.returncode == expected, done.stderr
+        assert done.stdout.splitlines()[-1] == "tidied up"
+        assert len(done.stderr.splitlines()) == (expected == 2)
+
+
 def children(process):
     """Processes that it has started."""
     found = []

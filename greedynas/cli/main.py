@@ -6,7 +6,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -186,6 +186,17 @@ def predict(
 
 def main() -> None:
     """Run the command line; every expected failure is one line and exit code 2."""
+    try:
+        _run()
+    except SystemExit as end:
+        if "WORLD_SIZE" in os.environ:
+            from greedynas.distributed import leave
+
+            leave(end.code if isinstance(end.code, int) else 0)
+        raise
+
+
+def _run() -> NoReturn:
     _show_warnings()
     try:
         with signals_caught(), _ranks():
@@ -235,7 +246,7 @@ def _told(error: OSError | MemoryError) -> str:
     return f"{where}{error.strerror or error}; nothing is lost: put that right, and give the same command again"
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     line = " ".join(message.split())  # names in it come from files: no control characters
     print(f"error: {''.join(letter if letter.isprintable() else '�' for letter in line)}", file=sys.stderr)
     sys.exit(2)
