@@ -34,7 +34,7 @@ def studied(macro_truth, tmp_path_factory):
     from greedynas.cli import main as cli
 
     folder = tmp_path_factory.mktemp("macro") / "study"
-    arguments = ["--quick", *SMALL, "--moments", 2, "--bn", "batch", "--bn", "running"]
+    arguments = ["--quick", *SMALL, "--moments", 2, "--bn", "batch", "--bn", "running", "--greedy-share", 0.8]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["greedynas", "study", "macro", "--truth", str(macro_truth), "--out", str(folder), *map(str, arguments)])  # fmt: skip
         with pytest.raises(SystemExit) as stop:
@@ -46,7 +46,10 @@ def studied(macro_truth, tmp_path_factory):
 def test_the_quick_study_end_to_end(studied):
     folder, _ = studied
     results = json.loads((folder / "study.json").read_text())["results"]
-    assert set(results["methods"]) == {"uniform", "fair", "greedy"}
+    assert set(results["methods"]) == {"uniform", "fair", "greedy", "greedy-0.8"}
+    assert {(one["ours"], one["theirs"]) for one in results["differences"]} == {
+        (ours, theirs) for ours in ("greedy", "greedy-0.8") for theirs in ("uniform", "fair")
+    }
     assert set(results["references"]) == {"FLOPs", "parameters", "non-ID ops", "additive", "perfect"}
     assert results["networks"] == 300
     for row in results["parts"]:
@@ -67,6 +70,9 @@ def test_the_methods_cost_the_same(studied):
     rows = {row["method"]: row for row in json.loads((folder / "study.json").read_text())["results"]["parts"]}
     assert (rows["uniform"]["epochs"], rows["fair"]["epochs"]) == (3, 1)
     allowed = 3 * 240
+    share = rows.pop("greedy-0.8")
+    assert share["corrected_images"] <= 0.8 * allowed
+    assert share["epochs"] < rows["greedy"]["epochs"]
     for row in rows.values():
         assert 0.6 * allowed < row["corrected_images"] <= allowed
     assert rows["greedy"]["evaluation_images"] > 0
@@ -94,7 +100,7 @@ def test_again_nothing_is_trained_and_other_settings_are_refused(studied, greedy
     same = [argument if argument != "fashion" else "elsewhere/" for argument in arguments]  # the images are not needed
     code, out, _ = greedynas("study", "macro", "--truth", macro_truth, "--out", folder, *same)
     assert code == 0
-    assert "3 of 3 parts are there already" in out
+    assert "4 of 4 parts are there already" in out
     assert (folder / "parts" / "greedy-0.json").read_text() == before
     code, _, err = greedynas("study", "macro", "--truth", macro_truth, "--out", folder, *same, "--set", "greedy.lr=0.3")
     assert code == 2
@@ -107,7 +113,7 @@ def test_again_nothing_is_trained_and_other_settings_are_refused(studied, greedy
         (["--paths", 20], "too few paths for a correlation: --paths 20"),
         (["--method", "gredy"], "unknown method 'gredy' (did you mean 'greedy'?)"),
         (["--bn", "none"], "unknown BatchNorm mode 'none'"),
-        (["--greedy-share", 2], "--greedy-share is a share of the cost"),
+        (["--greedy-share", 2], "--greedy-share is a share of the others' cost"),
         (["--set", "space=fashion"], "the ground truth is that of space macro, not of fashion"),
         (["--set", "greedy.speed=2"], "unknown setting 'speed'"),
         (["--jobs", 1, "--seeds", 1], "name the data with --data"),
@@ -135,8 +141,9 @@ def test_settings_of_one_method_and_of_all():
     assert (greedy.train.lr, greedy.train.m, greedy.train.sampler) == (0.2, 8, "greedy")
     assert (uniform.train.lr, uniform.train.m, uniform.train.sampler) == (0.3, 10, "uniform")
     assert make_part("uniform", 3, uniform, options).settings["own_epochs"] == 20
-    part = make_part("greedy", 3, greedy, MacroOptions({}, epochs=50, greedy_share=0.61))
-    assert part.settings["own_epochs"] is None
+    part = make_part("greedy", 3, greedy, MacroOptions({"greedy.max_epochs": 40}, epochs=50), share=0.61)
+    assert part.name == "greedy-0.61-3"
+    assert part.settings["own_epochs"] is None  # those that were chosen for the whole cost
     assert part.settings["cost_epochs"] == pytest.approx(30.5)
     assert part.settings["config"]["seed"] == 3
 

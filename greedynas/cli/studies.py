@@ -57,7 +57,10 @@ def macro(
             "--epochs", min=0.01, help="Corrected cost of every method, in epochs of plain training; 6 with --quick."
         ),
     ] = 60.0,
-    greedy_share: Annotated[float, typer.Option("--greedy-share", help="Share of that cost for greedy.")] = 1.0,
+    greedy_shares: Annotated[
+        list[float] | None,
+        typer.Option("--greedy-share", help="Greedy once more, with this share of the cost, such as 0.61."),
+    ] = None,
     bn: Annotated[
         list[str] | None, typer.Option("--bn", help="Rank with this BatchNorm mode; several times: the first counts.")
     ] = None,
@@ -86,7 +89,7 @@ def macro(
         methods=tuple(dict.fromkeys(methods or METHODS)),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         epochs=epochs,
-        greedy_share=greedy_share,
+        greedy_shares=tuple(dict.fromkeys(greedy_shares or ())),
         bn=tuple(dict.fromkeys(bn or ())),
         moments=moments,
         paths=paths,

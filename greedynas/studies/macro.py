@@ -1,7 +1,8 @@
 """`greedynas study macro`: do supernets rank networks as training them would? Against the ground truth of 6,561 networks.
 
 For each method and seed a supernet is trained on CIFAR-10 and all paths are ranked on the validation images, as a search would
-rank them. The methods get the same corrected cost, or greedy a share of it. The ground truth is looked at only afterwards.
+rank them. The methods get the same corrected cost, and greedy a share of it once more if asked. The ground truth is looked at
+only afterwards.
 """
 
 import shutil
@@ -43,7 +44,7 @@ class MacroOptions:
     methods: tuple[str, ...] = METHODS
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     epochs: float = EPOCHS  # the corrected cost of every method, in epochs of plain training
-    greedy_share: float = 1.0  # of that cost, for greedy
+    greedy_shares: tuple[float, ...] = ()  # of that cost: greedy once more with each of them
     bn: tuple[str, ...] = ()  # BatchNorm modes to rank with; the first one counts. None: the search's own
     moments: int = 1  # rankings along the training, the last one at its end
     paths: int | None = None  # random ones to rank; None: all
@@ -73,7 +74,12 @@ def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[s
     _refuse(options)
     truth = read_truth(find_truth(options.truth), next(iter(configs.values())).space)
     truth = truth.only(ranked_paths(len(truth.paths), options.paths))
-    parts = [make_part(method, seed, configs[method], options) for seed in options.seeds for method in options.methods]
+    shares = [(method, 1.0) for method in options.methods]
+    if "greedy" in options.methods:
+        shares += [("greedy", share) for share in options.greedy_shares]
+    parts = [
+        make_part(method, seed, configs[method], options, share) for seed in options.seeds for method, share in shares
+    ]
     done = run_parts(folder, parts, console, options.jobs)
     told = {
         key: value for key, value in vars(options).items() if key not in ("jobs", "truth", "keep", "changes", "base")
@@ -97,10 +103,9 @@ def _refuse(options: MacroOptions) -> None:
         )
     if not options.seeds:
         raise GreedyNASError("at least one seed is needed")
-    if not 0 < options.greedy_share <= 1:
-        raise GreedyNASError(
-            f"--greedy-share is a share of the cost, above 0 and at most 1, got {options.greedy_share:g}"
-        )
+    for share in options.greedy_shares:
+        if not 0 < share < 1:
+            raise GreedyNASError(f"--greedy-share is a share of the others' cost, above 0 and below 1, got {share:g}")
     for mode in options.bn:
         if mode not in BN_MODES:
             raise unknown("BatchNorm mode", mode, list(BN_MODES))
@@ -118,14 +123,16 @@ def method_config(method: str, options: MacroOptions) -> Config:
     return load_config(options.preset, {**changes, "train.sampler": method})
 
 
-def make_part(method: str, seed: int, config: Config, options: MacroOptions) -> Part:
+def make_part(method: str, seed: int, config: Config, options: MacroOptions, share: float = 1.0) -> Part:
+    """A supernet of this method at this share of the cost; with less than all of it, the share is part of its name."""
+    name = method if share == 1 else f"{method}-{share:g}"
     config = config.model_copy(update={"seed": seed})
     keys = {key.partition(".")[2] for key in options.changes if key.partition(".")[0] == method}
     settings = {
-        "method": method,
-        "cost_epochs": options.epochs * (options.greedy_share if method == "greedy" else 1),
+        "method": name,
+        "cost_epochs": options.epochs * share,
         # A method may be told to train for fewer epochs than it could afford, where that is its best schedule.
-        "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} else None,
+        "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
         "bn": list(options.bn or (config.search.bn,)),
         "moments": options.moments,
         "paths": options.paths,
@@ -133,7 +140,7 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions) -> 
         "keep": options.keep,
         "config": config.model_dump(mode="json"),
     }
-    return Part(f"{method}-{seed}", train_and_rank, settings, FREE_KEYS | {"keep"})
+    return Part(f"{name}-{seed}", train_and_rank, settings, FREE_KEYS | {"keep"})
 
 
 def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:

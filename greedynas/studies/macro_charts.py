@@ -1,12 +1,15 @@
 """The charts of `study macro`."""
 
+from collections import defaultdict
 from typing import Any
 
 from greedynas.reporting.charts import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE, Chart, figure, line
 from greedynas.studies.study import Done, Panel
 from greedynas.studies.truth import Truth
 
-COLOURS = {"greedy": ORANGE, "uniform": BLUE, "fair": GREEN}
+COLOURS = defaultdict(
+    lambda: OCHRE, greedy=ORANGE, uniform=BLUE, fair=GREEN
+)  # the others: greedy at a share of the cost
 # Table 1 of the paper: corrected #optimization in millions of images, top-1 on ImageNet in percent.
 PAPER = {
     "uniform": (147.6, 74.50),
@@ -144,7 +147,7 @@ def _moments(results: dict[str, Any]) -> Chart | None:
             points = [*row["moments"], {"epoch": row["epochs"], **row["all"]}]
             xs, ys = [point["epoch"] for point in points], [point["tau_b"] for point in points]
             name = f"{row['method']}-{row['seed']}"
-            traces.append(line(xs, ys, name, COLOURS.get(row["method"], OCHRE), mode="lines+markers"))
+            traces.append(line(xs, ys, name, COLOURS[row["method"]], mode="lines+markers"))
     if not traces:
         return None
     chart = figure(*traces, height=380)
