@@ -124,12 +124,12 @@ def method_config(method: str, options: MacroOptions) -> Config:
 
 
 def make_part(method: str, seed: int, config: Config, options: MacroOptions, share: float = 1.0) -> Part:
-    """A supernet of this method at this share of the cost; with less than all of it, the share is part of its name."""
-    name = method if share == 1 else f"{method}-{share:g}"
+    """A supernet of this method at this share of the cost, which is part of its name if it is not all."""
+    name, told = (method, method) if share == 1 else (f"{method}-{share:g}", f"{method} {100 * share:g}%")
     config = config.model_copy(update={"seed": seed})
     keys = {key.partition(".")[2] for key in options.changes if key.partition(".")[0] == method}
     settings = {
-        "method": name,
+        "method": told,
         "cost_epochs": options.epochs * share,
         # A method may be told to train for fewer epochs than it could afford, where that is its best schedule.
         "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
