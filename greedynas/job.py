@@ -43,10 +43,11 @@ def run_job(
     *,
     latency_table: Path | None = None,
     baseline: Baseline | None = None,
+    data: Data | None = None,
 ) -> dict[str, Any]:
     """Every stage that is not finished yet; returns what was found."""
     device = choose_device(config.device)
-    data = read_data(config, device)
+    data = data or read_data(config, device)
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)

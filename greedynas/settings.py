@@ -10,6 +10,7 @@ from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
 from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
+from greedynas.data import Data
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
@@ -26,13 +27,15 @@ def settings_of(
     console: Console,
     budgets: list[Budget] | None = None,
     hours: float | None = None,
-) -> Config:
-    """What was chosen when the run in `folder` was started stays as it is when it goes on: measured again, it might come
-    out differently. Of several ranks the first one chooses."""
-    if distributed.size() == 1:
-        return _settings_of(preset, changes, folder, console, budgets, hours)
+) -> tuple[Config, Data | None]:
+    """The settings, and the data if they were read for them: reading them again may take minutes.
+
+    What was chosen when the run in `folder` was started stays as it is when it goes on: measured again, it might come out
+    differently. Of several ranks the first one chooses; the data that it read alone are not those of all ranks."""
     chosen = partial(_settings_of, preset, changes, folder, console, budgets, hours)
-    return Config.model_validate(distributed.on_first(lambda: chosen().model_dump(mode="json")))
+    if distributed.size() == 1:
+        return chosen()
+    return Config.model_validate(distributed.on_first(lambda: chosen()[0].model_dump(mode="json"))), None
 
 
 def _settings_of(
@@ -42,14 +45,14 @@ def _settings_of(
     console: Console,
     budgets: list[Budget] | None,
     hours: float | None,
-) -> Config:
+) -> tuple[Config, Data | None]:
     changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
     if preset != AUTO and hours is None:
-        return load_config(preset, changes)
+        return load_config(preset, changes), None
     fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}
     asked = Asked(preset=preset, hours=hours, changes=fixed)
     if folder is not None and (folder / "config.yaml").is_file():
-        return _settings_in(folder, asked, changes)
+        return _settings_in(folder, asked, changes), None
     priced = without_latency(budgets or [])
     budget = max(priced, key=lambda one: (one.max_macs or 0, one.max_params or 0), default=None)
     reasons: list[str] = []
@@ -57,6 +60,7 @@ def _settings_of(
         config, reasons = auto_config(changes, budget=budget)
     else:
         config = load_config(preset, changes)
+    data = None
     if hours is not None:
         device = choose_device(config.device)
         data = read_data(config, device)
@@ -65,7 +69,7 @@ def _settings_of(
         reasons = [*reasons, *more]
     for reason in reasons:
         console.print(f"  {reason}", highlight=False, markup=False)
-    return config.model_copy(update={"asked": asked, "reasons": tuple(reasons)})
+    return config.model_copy(update={"asked": asked, "reasons": tuple(reasons)}), data
 
 
 def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:

@@ -17,7 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import greedynas as package
+from greedynas import stages
 from greedynas.config import load_config
+from greedynas.data import open_data
 from greedynas.demo import run_demo
 from tests.pictures import paint, spoil
 from tests.test_searches import DATA
@@ -120,6 +122,19 @@ def test_another_budget_adds_a_model(greedynas, finished, config_file):
     assert code == 0
     assert {folder.name for folder in (run / "models").iterdir()} == {"macs-60K", "params-6K"}
     assert json.loads((run / "arch.json").read_text())["model"] == "params-6K"
+
+
+def test_a_job_that_fits_a_time_reads_its_images_once(greedynas, config_file, tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(stages, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))
+    job = ("run", config_file, "--flops", "60K", "--hours", 1, "--out", tmp_path / "run")
+    code, out, _ = greedynas(*job)
+    assert code == 0
+    assert "train.max_epochs 6 instead of 2, as the time allows" in out
+    assert len(reads) == 1
+    code, again, _ = greedynas(*job)
+    assert code == 0
+    assert again.splitlines()[-4:] == out.splitlines()[-4:]
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def run(
     changes |= {key: value for key, value in (("data.source", data), ("seed", seed)) if value is not None}
     console = shown_console(as_json)
     limits = {"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)}
-    config = settings_of(preset, changes, out, console, parse_limits(limits), hours)
+    config, images = settings_of(preset, changes, out, console, parse_limits(limits), hours)
     beside = None if baseline is None else Baseline(baseline, str(baseline_weights or "cache"))
-    result = run_job(config, out, limits, console, latency_table=latency_table, baseline=beside)
+    result = run_job(config, out, limits, console, latency_table=latency_table, baseline=beside, data=images)
     if as_json:
         print_json(result)
     else:
@@ -107,7 +107,7 @@ def train(
         if value is not None
     }
     console = shown_console(as_json)
-    config = settings_of(preset, changes, out, console)
+    config, _ = settings_of(preset, changes, out, console)
     if only_plan:
         from greedynas.stages import plan, plan_table
 
