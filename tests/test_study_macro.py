@@ -114,6 +114,7 @@ def test_again_nothing_is_trained_and_other_settings_are_refused(studied, greedy
         (["--method", "gredy"], "unknown method 'gredy' (did you mean 'greedy'?)"),
         (["--bn", "none"], "unknown BatchNorm mode 'none'"),
         (["--greedy-share", 2], "--greedy-share is a share of the others' cost"),
+        (["--greedy-share", 0.5, "--method", "fair"], "add --method greedy"),
         (["--set", "space=fashion"], "the ground truth is that of space macro, not of fashion"),
         (["--set", "greedy.speed=2"], "unknown setting 'speed'"),
         (["--jobs", 1, "--seeds", 1], "name the data with --data"),

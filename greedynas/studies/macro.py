@@ -74,9 +74,7 @@ def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[s
     _refuse(options)
     truth = read_truth(find_truth(options.truth), next(iter(configs.values())).space)
     truth = truth.only(ranked_paths(len(truth.paths), options.paths))
-    shares = [(method, 1.0) for method in options.methods]
-    if "greedy" in options.methods:
-        shares += [("greedy", share) for share in options.greedy_shares]
+    shares = [(method, 1.0) for method in options.methods] + [("greedy", share) for share in options.greedy_shares]
     parts = [
         make_part(method, seed, configs[method], options, share) for seed in options.seeds for method, share in shares
     ]
@@ -103,6 +101,8 @@ def _refuse(options: MacroOptions) -> None:
         )
     if not options.seeds:
         raise GreedyNASError("at least one seed is needed")
+    if options.greedy_shares and "greedy" not in options.methods:
+        raise GreedyNASError("--greedy-share is for greedy, which is not among the methods; add --method greedy")
     for share in options.greedy_shares:
         if not 0 < share < 1:
             raise GreedyNASError(f"--greedy-share is a share of the others' cost, above 0 and below 1, got {share:g}")

@@ -7,9 +7,8 @@ from greedynas.reporting.charts import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE,
 from greedynas.studies.study import Done, Panel
 from greedynas.studies.truth import Truth
 
-COLOURS = defaultdict(
-    lambda: OCHRE, greedy=ORANGE, uniform=BLUE, fair=GREEN
-)  # the others: greedy at a share of the cost
+# Ochre: greedy at a share of the cost.
+COLOURS = defaultdict(lambda: OCHRE, greedy=ORANGE, uniform=BLUE, fair=GREEN)
 # Table 1 of the paper: corrected #optimization in millions of images, top-1 on ImageNet in percent.
 PAPER = {
     "uniform": (147.6, 74.50),
