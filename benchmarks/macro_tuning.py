@@ -3,11 +3,11 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch"}; all from "bn" on may be left out. Every trial is a
-part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
-6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and, if its weights are
-averaged, once with the last ones). It adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds,
-its cost. The accuracies are kept beside.
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero"}; all from "bn" on may be left
+out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for
+all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and,
+if its weights are averaged, once with the last ones). "init" is what no setting offers: other weights to start from. It adds a line to
+trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import nn
 
 from greedynas import supernet
-from greedynas.blocks import initialise
+from greedynas.blocks import MBConv, initialise
 from greedynas.config import Config, load_config
 from greedynas.runs import read_checkpoint
 from greedynas.state import load_weights
@@ -39,7 +39,7 @@ from greedynas.studies.truth import read_truth
 
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    supernet.initialise = as_torch_starts if job.get("init") == "torch" else initialise  # type: ignore[attr-defined]
+    supernet.initialise = STARTS[job.get("init", "ours")]  # type: ignore[attr-defined]
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": job["seed"]})
     part = {
         "config": config.model_dump(mode="json"),
@@ -82,6 +82,18 @@ def as_torch_starts(net: nn.Module, generator: torch.Generator | None = None) ->
             bound = module.weight[0].numel() ** -0.5
             for weight in module.parameters():
                 weight.uniform_(-bound, bound, generator=generator)
+
+
+@torch.no_grad()
+def residuals_start_at_zero(net: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Every block with a residual starts as an identity."""
+    initialise(net, generator)
+    for module in net.modules():
+        if isinstance(module, MBConv) and module.residual:
+            module.project.norm.weight.zero_()
+
+
+STARTS = {"ours": initialise, "torch": as_torch_starts, "zero": residuals_start_at_zero}
 
 
 def compared(accuracies: np.ndarray, true: np.ndarray) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class TrainSettings(BaseModel):
     lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay over max_epochs,
     final_lr: Annotated[float, Field(ge=0)] = 0.0  # down to this
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases
+    weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases,
+    decay_all: bool = False  # unless this is on
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share

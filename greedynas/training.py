@@ -226,11 +226,12 @@ def train_step(
 
 
 def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum; no weight decay on BatchNorm and biases."""
+    """SGD with Nesterov momentum; no weight decay on BatchNorm and biases, or on everything."""
     from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]
 
-    groups = param_groups_weight_decay(net, settings.weight_decay)
-    return torch.optim.SGD(groups, settings.lr, settings.momentum, nesterov=settings.momentum > 0)
+    decay, nesterov = settings.weight_decay, settings.momentum > 0
+    groups = net.parameters() if settings.decay_all else param_groups_weight_decay(net, decay)
+    return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov)
 
 
 def measure_ratio(net: Supernet, data: Data, settings: TrainSettings, precision: str, eval_precision: str) -> float:

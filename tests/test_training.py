@@ -400,6 +400,13 @@ def without_wall_clock(rows):
 # Optimization
 
 
+def test_weight_decay_is_on_everything_if_asked():
+    net = new_net()
+    groups = make_optimizer(net, TrainSettings(weight_decay=0.3, decay_all=True)).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.3]
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in net.parameters()}
+
+
 def test_weight_decay_is_not_on_batch_norm_and_biases():
     net = new_net()
     groups = make_optimizer(net, TrainSettings(weight_decay=0.3)).param_groups
