@@ -3,10 +3,10 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero"}; all from "bn" on may be left
-out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for
-all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and,
-if its weights are averaged, once with the last ones). "init" is what no setting offers: other weights to start from. It adds a line to
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero"}; all from "bn" on may be left out. Every trial
+is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
+6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and, if its weights are
+averaged, once with the last ones). "init" is what no setting offers: other weights to start from. A trial adds a line to
 trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
