@@ -110,8 +110,10 @@ def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
 
 def _search(config: Config, data: Data, pace: Pace, networks: int) -> Stage:
     paths = networks * min(config.search.population * config.search.generations, config.space.size)
-    what = f"{paths:,} paths on {len(data.val):,} images"
-    return Stage("search", what, paths * pace.evaluation, evaluation_images=paths * len(data.val))
+    supernets = 1 + len(Schedule(config.train, len(data.train)).snapshots)
+    what = f"{paths:,} paths on {len(data.val):,} images" + (f" and {supernets} supernets" if supernets > 1 else "")
+    evaluations = paths * supernets
+    return Stage("search", what, evaluations * pace.evaluation, evaluation_images=evaluations * len(data.val))
 
 
 def _retraining(config: Config, data: Data, pace: Pace, networks: int) -> Stage:

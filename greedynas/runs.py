@@ -32,6 +32,7 @@ KEEP = 2  # checkpoints, unless it is said otherwise
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
+DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 logger = logging.getLogger("greedynas")
@@ -140,6 +141,10 @@ class Run:
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self._saved.save(step, tensors, state)
 
+    def keep_checkpoints(self, steps: frozenset[int]) -> None:
+        """Those after these steps stay when newer ones come."""
+        self._saved.lasting = steps
+
     def checkpoints(self) -> list[Path]:
         """Newest first."""
         return self._saved.files()
@@ -165,14 +170,15 @@ class _Followed(Run):
 
 
 class Checkpoints:
-    """Checkpoints of one training: one file each, named after its step and its content."""
+    """Checkpoints of one training: one file each, named after its step and its content. Those of certain steps stay."""
 
     def __init__(self, folder: Path, keep: int = KEEP):
         self.folder, self.keep = folder, keep
+        self.lasting: frozenset[int] = frozenset()
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint and drop all but it and the newest earlier one that is not known to be damaged.
+        """Write a checkpoint and drop all but it, lasting ones and the newest earlier one that is not known to be damaged.
 
         One of the same step says less (it was saved before the end of its epoch), later ones were damaged.
         """
@@ -182,9 +188,8 @@ class Checkpoints:
         new = self.folder / f"step-{step:09d}-{digest}.safetensors"
         write_atomically(new, data)
         others = [file for file in self.files() if file != new]
-        keep = [file for file in others if file.name < f"step-{step:09d}" and file not in self._damaged][
-            : self.keep - 1
-        ]
+        earlier = [file for file in others if step_of(file) < step and file not in self._damaged]
+        keep = {*earlier[: self.keep - 1], *(file for file in earlier if step_of(file) in self.lasting)}
         for file in others:
             if file not in keep:
                 file.unlink()
@@ -208,12 +213,16 @@ class Checkpoints:
         for file in files:
             try:
                 return read_checkpoint(file)
-            except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            except DAMAGE as error:
                 self._damaged.add(file)
                 logger.warning("checkpoint %s is damaged (%s); going back to the one before", file.name, error)
         if files:
             logger.warning("no checkpoint is whole; starting from the beginning")
         return None
+
+
+def step_of(file: Path) -> int:
+    return int(file.name.split("-")[1])
 
 
 def read_checkpoint(file: Path) -> Checkpoint:

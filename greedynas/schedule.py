@@ -29,6 +29,12 @@ class Schedule:
         warmup = self.settings.warmup
         return round(warmup * self.steps) if isinstance(warmup, float) else warmup
 
+    @property
+    def snapshots(self) -> frozenset[int]:
+        """Steps after which a supernet is kept for the search, besides the last one."""
+        first, count = min(self.warmup, self.steps), self.settings.snapshots
+        return frozenset(first + (self.steps - first) * i // count for i in range(1, count)) - {0, self.steps}
+
     def lr(self, step: int) -> float:
         """Cosine decay from the initial value to the final one."""
         first, last = self.settings.lr, self.settings.final_lr

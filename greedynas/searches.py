@@ -23,7 +23,7 @@ from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.evaluation import evaluate_batches, interleaved
+from greedynas.evaluation import Evaluation, evaluate_batches, interleaved
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
@@ -31,6 +31,8 @@ from greedynas.latency import load_latency_table
 from greedynas.paths import OpPath
 from greedynas.reporting.records import Evaluated
 from greedynas.runs import NAME, Run, logger, read_run_config
+from greedynas.schedule import Schedule
+from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.space import Space, first_problem
 from greedynas.stages import choose_device, choose_precisions, read_data
 from greedynas.state import TrainState, fitting, load_weights
@@ -56,10 +58,20 @@ class Request:
 
 
 class SupernetEvaluator:
-    """Accuracy of paths on the whole validation set, each path once however many searches ask."""
+    """Accuracy of paths on the whole validation set, each path once however many searches ask; averaged over the net and its
+    earlier weights, if there are any."""
 
-    def __init__(self, net: Supernet, data: Data, settings: SearchSettings, seed: int, precision: str):
+    def __init__(
+        self,
+        net: Supernet,
+        data: Data,
+        settings: SearchSettings,
+        seed: int,
+        precision: str,
+        earlier: Sequence[Weights] = (),
+    ):
         self.net, self.data, self.settings, self.precision = net, data, settings, precision
+        self.earlier = earlier
         self.accuracies: dict[OpPath, float] = {}
         self.calibration = None
         if settings.bn == "recalibrate":
@@ -69,13 +81,16 @@ class SupernetEvaluator:
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
         new = [tuple(path) for path in distributed.broadcast([p for p in paths if p not in self.accuracies])]
         if new:
-            chunks = interleaved(len(self.data.val), self.settings.bn_images)
-            batches = (self.data.val.eval_batch(chunk) for chunk in chunks)
-            result = evaluate_batches(
-                self.net, new, batches, self.settings.bn, calibration=self.calibration, precision=self.precision
-            )
+            result = evaluate_snapshots(self.net, self.earlier, lambda: self._evaluate(new))
             self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
         return [self.accuracies[path] for path in paths]
+
+    def _evaluate(self, paths: Sequence[OpPath]) -> Evaluation:
+        chunks = interleaved(len(self.data.val), self.settings.bn_images)
+        batches = (self.data.val.eval_batch(chunk) for chunk in chunks)
+        return evaluate_batches(
+            self.net, paths, batches, self.settings.bn, calibration=self.calibration, precision=self.precision
+        )
 
 
 def make_requests(
@@ -135,7 +150,9 @@ def search_stage(
         tasks = [make_task(net.space, request.budget, request.objectives, latency) for request in requests]
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
-        evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision)
+        kept = Schedule(config.train, len(data.train)).snapshots
+        earlier = load_snapshots(net, run.supernet, kept)
+        evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision, earlier)
         pool = [path for path, _ in state.pool.best()]
         results = []
         for request, task in zip(requests, tasks, strict=True):
@@ -178,7 +195,7 @@ def run_search(
 ) -> dict[str, Any]:
     """One search, saved after every generation."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step)
+    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier))
     known = distributed.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -286,12 +303,13 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
     return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
-def _settings_json(request: Request, task: Task, step: int) -> dict[str, Any]:
+def _settings_json(request: Request, task: Task, step: int, supernets: int) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
+        **({"supernets": supernets} if supernets > 1 else {}),
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -214,10 +214,11 @@ class Checkpointing:
         save: Callable[[int, dict[str, Tensor], dict[str, Any]], None] | None,  # None: nowhere
         minutes: float,
         steps: int | None,
+        moments: Collection[int],
         writer: Executor,
     ):
         self.journal, self.contents, self.save = journal, contents, save
-        self.minutes, self.steps, self._writer = minutes, steps, writer
+        self.minutes, self.steps, self.moments, self._writer = minutes, steps, moments, writer
         self.path: OpPath | None = None
         self.last = time.monotonic()
         self._writing: Future[None] | None = None
@@ -233,7 +234,8 @@ class Checkpointing:
             distributed.barrier()  # the others' end would be taken for a failure
             told = "" if self.save is None else f"a checkpoint of step {self.journal.state.step} is written"
             raise stopping.Stopped(signal, told)
-        by_steps = self.steps is not None and self.journal.state.step % self.steps == 0
+        step = self.journal.state.step
+        by_steps = step in self.moments or (self.steps is not None and step % self.steps == 0)
         by_time = self._writing is None and time.monotonic() - self.last > 60 * self.minutes
         if by_steps or by_time:
             self.now()
@@ -278,11 +280,13 @@ def checkpointing(
     save: Callable[[int, dict[str, Tensor], dict[str, Any]], None] | None,
     minutes: float,
     steps: int | None,
+    moments: Collection[int] = (),
 ) -> Iterator[Checkpointing]:
-    """Checkpoints of a training: `contents` are written by `save`, and all of it when this is left."""
+    """Checkpoints of a training, every so many minutes or steps and at these moments: `contents` are written by `save`, and
+    all of it when this is left."""
     with stopping.unhurried(), ThreadPoolExecutor(1, "checkpoint") as writer:
         save = save if distributed.is_first() else None
-        checkpoint = Checkpointing(journal, contents, save, minutes, steps, writer)
+        checkpoint = Checkpointing(journal, contents, save, minutes, steps, moments, writer)
         try:
             yield checkpoint
         except BaseException as later:

@@ -72,8 +72,10 @@ def train_supernet(
     def contents() -> Checkpoint:
         return {**training_tensors(net, optimizer), **average.tensors()}, state.to_json()
 
+    if run is not None:
+        run.keep_checkpoints(schedule.snapshots)
     save = None if run is None else partial(save_all, run)
-    times = (settings.checkpoint_minutes, settings.checkpoint_steps)
+    times = (settings.checkpoint_minutes, settings.checkpoint_steps, schedule.snapshots)
     with (
         Recorder(run.folder if run is not None else None, schedule, state, net.space, console) as recorder,
         checkpointing(recorder, contents, save, *times) as checkpoint,

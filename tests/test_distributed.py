@@ -55,7 +55,8 @@ def two(tmp_path_factory, photos, one_thread):
     for bad in sorted(spoilt.rglob("*.png"))[3:200:50]:
         spoil(bad)
     for copy in ("one-run", "two-run"):
-        alone(folder, "train", "searched", photos=photos, out=str(folder / copy), double=False, max_epochs=3)
+        more = {"double": False, "max_epochs": 3, "snapshots": 3}
+        alone(folder, "train", "searched", photos=photos, out=str(folder / copy), **more)
         config = yaml.safe_load((folder / copy / "config.yaml").read_text())
         config["data"] |= {"source": photos, "workers": 0, "pad": 1, "val_images": 12, "test_images": 6}
         (folder / copy / "config.yaml").write_text(yaml.safe_dump(config))
@@ -201,6 +202,7 @@ def test_each_path_is_evaluated_by_one_rank_alone(two, photos, tmp_path):
 
 def test_search_on_two_ranks_finds_the_same(two, tmp_path):
     one = alone(tmp_path, "search", "search", run=str(two / "one-run"))
+    assert one[0]["supernets"] == 3
     for rank in left(two, "search", 2):
         assert rank == one
     file = "searches/macs-100M/search.json"

@@ -20,13 +20,22 @@ from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import BN_MODES
 from greedynas.paths import OpPath
+from greedynas.runs import step_of
 from greedynas.schedule import Schedule
 from greedynas.stages import choose_device
 from greedynas.streams import stream
 from greedynas.studies.correlations import FEWEST
 from greedynas.studies.macro_results import macro_study
 from greedynas.studies.study import Part, publish, run_parts
-from greedynas.studies.supernets import FREE_KEYS, load_trained, rank_paths, shared_data, train_in, within_cost
+from greedynas.studies.supernets import (
+    FREE_KEYS,
+    checkpoints_of,
+    load_trained,
+    rank_paths,
+    shared_data,
+    train_in,
+    within_cost,
+)
 from greedynas.studies.truth import find_truth, read_truth
 
 METHODS = ("uniform", "fair", "greedy")
@@ -205,6 +214,6 @@ def _moments(folder: Path, count: int, steps: int) -> dict[int, Path]:
     """Checkpoints along the training, by step, without the last one."""
     if count < 2:
         return {}
-    files = {int(file.name.split("-")[1]): file for file in sorted((folder / "supernet").glob("step-*.safetensors"))}
+    files = {step_of(file): file for file in checkpoints_of(folder)}
     every = -(-steps // count)
     return {step: file for step, file in files.items() if step % every == 0 and step < steps}

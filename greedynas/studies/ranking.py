@@ -17,7 +17,7 @@ from greedynas.config import Config
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import BN_MODES, BNMode
 from greedynas.paths import OpPath
-from greedynas.runs import read_run_config
+from greedynas.runs import read_run_config, step_of
 from greedynas.schedule import epochs_within
 from greedynas.space import Space
 from greedynas.stages import choose_device
@@ -84,11 +84,7 @@ def study_ranking(folder: Path, out: Path, options: RankingOptions, console: Con
 
 def _kinds(folder: Path, config: Config) -> list[Kind]:
     """The checkpoints of a run, the oldest first."""
-    found = []
-    for file in checkpoints_of(folder):
-        step = int(file.name.split("-")[1])
-        found.append(Kind(config.train.sampler, folder, config, file, step))
-    return found
+    return [Kind(config.train.sampler, folder, config, file, step_of(file)) for file in checkpoints_of(folder)]
 
 
 def _uniform_run(

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from safetensors import SafetensorError
 
 from greedynas.averaging import evaluated
 from greedynas.config import Config, SearchSettings
@@ -20,8 +19,9 @@ from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleav
 from greedynas.gpu import engine
 from greedynas.paths import OpPath
 from greedynas.reading import FORMS
-from greedynas.runs import FREE, Checkpoint, Checkpoints, read_checkpoint
-from greedynas.schedule import epochs_within
+from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoint
+from greedynas.schedule import Schedule, epochs_within
+from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.stages import choose_device, choose_precisions, train_stage
 from greedynas.state import load_weights
 from greedynas.streams import stream, torch_stream
@@ -40,6 +40,7 @@ class Trained:
     data: Data
     config: Config
     precision: str  # of evaluation
+    earlier: Sequence[Weights] = ()  # of the same training, to average over
 
 
 _open: dict[Any, Data] = {}  # the last data that were asked for
@@ -81,12 +82,16 @@ def train_in(folder: Path, config: Config, console: Console) -> tuple[Trained, d
 
 
 def load_trained(folder: Path, config: Config, data: Data | None = None, file: Path | None = None) -> Trained:
-    """The newest supernet of a run, or the one of a certain checkpoint. The run's lock is not taken: nothing is written."""
+    """The newest supernet of a run with its snapshots, or the one of a certain checkpoint. The run's lock is not taken: nothing
+    is written."""
     checkpoint = Checkpoints(folder / "supernet").load() if file is None else whole_checkpoint(file)
     if checkpoint is None:
         raise no_checkpoints(folder)
     trained = new_supernet(config, data)
     load_weights(trained.net, evaluated(checkpoint[0]))
+    if file is None:
+        steps = Schedule(config.train, len(trained.data.train)).snapshots
+        trained.earlier = load_snapshots(trained.net, folder / "supernet", steps)
     return trained
 
 
@@ -101,7 +106,7 @@ def checkpoints_of(folder: Path) -> list[Path]:
 def whole_checkpoint(file: Path) -> Checkpoint:
     try:
         return read_checkpoint(file)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except DAMAGE as error:
         raise GreedyNASError(f"checkpoint {file} cannot be read: {error}") from None
 
 
@@ -130,19 +135,15 @@ def rank_paths(
     data, settings = trained.data, trained.config.search
     bn = bn or settings.bn
     chosen = np.arange(len(data.val)) if images is None else images
+    chunks = interleaved(len(chosen), bn_images or settings.bn_images)
+    calibration = _calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None
+
+    def evaluate() -> Evaluation:
+        batches = (data.val.eval_batch(chosen[chunk]) for chunk in chunks)
+        return evaluate_batches(trained.net, paths, batches, bn, calibration=calibration, precision=trained.precision)
+
     start = time.perf_counter()
-    batches = (
-        data.val.eval_batch(chosen[chunk]) for chunk in interleaved(len(chosen), bn_images or settings.bn_images)
-    )
-    result = evaluate_batches(
-        trained.net,
-        paths,
-        batches,
-        bn,
-        calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
-        precision=trained.precision,
-    )
-    return result, time.perf_counter() - start
+    return evaluate_snapshots(trained.net, trained.earlier, evaluate), time.perf_counter() - start
 
 
 def _calibration(data: Data, settings: SearchSettings, seed: int) -> torch.Tensor:

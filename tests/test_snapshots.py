@@ -1,0 +1,139 @@
+"""Paths evaluated on several supernets of one training (`train.snapshots`)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greedynas.config import Config, SearchSettings, TrainSettings
+from greedynas.evaluation import evaluate_paths
+from greedynas.planning import _search
+from greedynas.runs import Run, read_checkpoint, step_of
+from greedynas.schedule import Schedule
+from greedynas.searches import SupernetEvaluator, load_supernet
+from greedynas.snapshots import load_snapshots
+from greedynas.state import load_weights
+from greedynas.studies.supernets import load_trained, rank_paths
+from tests.test_training import SETTINGS, new_net, recorded, same_tensors, snapshot, tiny_space, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PATHS = [(0, 0, 0, 0), (1, 2, 1, 0), (2, 1, 0, 2), (0, 2, 2, 1)]
+FOUR = {"snapshots": 4, "max_epochs": 5}
+
+
+@pytest.fixture
+def run(data, tmp_path):
+    recorded(tmp_path / "run", data, **FOUR)
+    return tmp_path / "run"
+
+
+def checkpoints(run):
+    return {step_of(file): file for file in sorted((run / "supernet").glob("step-*.safetensors"))}
+
+
+def configured(**settings):
+    return Config(name="tiny", space=tiny_space(), train={**SETTINGS, **FOUR, **settings}, device="cpu")
+
+
+def plain_accuracies(data, file):
+    """Of one checkpoint, by the plain function."""
+    net = new_net()
+    load_weights(net, read_checkpoint(file)[0])
+    images, labels = data.val.eval_batch(np.arange(len(data.val)))
+    return evaluate_paths(net, PATHS, images, labels, bn_images=SearchSettings().bn_images).accuracies
+
+
+@given(st.integers(1, 40), st.integers(1, 500), st.integers(0, 60), st.integers(1, 12))
+def test_snapshots_are_even_from_warmup_to_the_end(epochs, images, warmup, count):
+    settings = TrainSettings(**{**SETTINGS, "max_epochs": epochs, "warmup": warmup, "snapshots": count})
+    schedule = Schedule(settings, images)
+    steps = sorted(schedule.snapshots)
+    assert len(steps) < count
+    assert all(min(warmup, schedule.steps) <= step < schedule.steps for step in steps)
+    if schedule.steps - warmup >= count:
+        gaps = np.diff([warmup, *steps, schedule.steps])
+        assert len(gaps) == count
+        assert gaps.max() - gaps.min() <= 1
+
+
+def test_the_checkpoints_of_these_steps_stay(data, run):
+    steps = len(data.train) // SETTINGS["batch_size"] * FOUR["max_epochs"]
+    expected = sorted(Schedule(configured().train, len(data.train)).snapshots)
+    assert len(expected) == 3
+    assert list(checkpoints(run)) == [*expected, steps]
+
+
+def test_training_itself_does_not_change(data, run):
+    plain, _ = train(data, max_epochs=FOUR["max_epochs"])
+    weights, _ = read_checkpoint(list(checkpoints(run).values())[-1])
+    trained = {name.removeprefix("net."): tensor for name, tensor in weights.items() if name.startswith("net.")}
+    assert same_tensors(plain.state_dict(), trained)
+
+
+def test_a_killed_training_keeps_the_same(data, run, tmp_path, monkeypatch):
+    """Killed between two snapshots, and after one that no later checkpoint follows."""
+    from greedynas import telemetry
+
+    due = telemetry.Checkpointing.if_due
+    for stop_after in (checkpoints(run).keys() - {max(checkpoints(run))}) | {max(checkpoints(run)) - 1}:
+
+        def stopping(self, path=None, stop_after=stop_after):
+            due(self, path)
+            if self.journal.state.step == stop_after:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / f"killed-{stop_after}"
+        monkeypatch.setattr(telemetry.Checkpointing, "if_due", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            recorded(folder, data, **FOUR)
+        monkeypatch.setattr(telemetry.Checkpointing, "if_due", due)
+        recorded(folder, data, **FOUR)
+        assert list(checkpoints(folder)) == list(checkpoints(run))
+        for step, file in checkpoints(folder).items():
+            assert same_tensors(read_checkpoint(file)[0], read_checkpoint(checkpoints(run)[step])[0])
+
+
+def test_search_and_studies_average_over_all_of_them(data, run):
+    each = [plain_accuracies(data, file) for file in checkpoints(run).values()]
+    assert len(each) == 4
+    assert np.ptp(each, axis=0).max() > 0  # else nothing is tested
+    config = configured()
+    with Run.open(run) as opened:
+        opened.check_data(data.identity())
+        net, _, _, _ = load_supernet(opened, config, data)
+        kept = Schedule(config.train, len(data.train)).snapshots
+        earlier = load_snapshots(net, opened.supernet, kept)
+    before = snapshot(net)
+    evaluator = SupernetEvaluator(net, data, config.search, 0, "fp32", earlier)
+    np.testing.assert_allclose(evaluator(PATHS), np.mean(each, axis=0))
+    assert same_tensors(net.state_dict(), before)
+    trained = load_trained(run, config, data)
+    trained.precision = "fp32"
+    result, _ = rank_paths(trained, PATHS)
+    np.testing.assert_allclose(result.accuracies, np.mean(each, axis=0))
+    assert result.images == 4 * len(PATHS) * len(data.val)
+    last = load_trained(run, config, data, list(checkpoints(run).values())[-1])  # a checkpoint by name is one supernet
+    last.precision = "fp32"
+    np.testing.assert_allclose(rank_paths(last, PATHS)[0].accuracies, each[-1])
+
+
+def test_a_damaged_one_is_named_and_passed_over(data, run, caplog):
+    files = list(checkpoints(run).values())
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    trained = load_trained(run, configured(), data)
+    assert len(trained.earlier) == 2
+    assert files[1].name in caplog.text
+    trained.precision = "fp32"
+    expected = np.mean([plain_accuracies(data, file) for file in (files[0], *files[2:])], axis=0)
+    np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
+
+
+def test_the_plan_counts_them(data):
+    from types import SimpleNamespace
+
+    pace = SimpleNamespace(evaluation=0.5)
+    plain, several = (_search(configured(snapshots=n), data, pace, 1) for n in (1, 4))
+    assert several.seconds == 4 * plain.seconds
+    assert several.evaluation_images == 4 * plain.evaluation_images
+    assert several.what.endswith("and 4 supernets")
