@@ -82,6 +82,14 @@ def written(folder):
     return Page(report.write_report(folder))
 
 
+def test_a_search_on_several_supernets_says_so(photos, tmp_path):
+    runs.searched(runs.trained(tmp_path / "run", photos, snapshots=3), **LIMIT)
+    assert (
+        "shared weights of one supernet at 3 moments of its training."
+        in story.headline(read_facts(tmp_path / "run")).lead
+    )
+
+
 def test_a_finished_run(run):
     page = written(run)
     assert page.has("75.0% top-1 on test images with")

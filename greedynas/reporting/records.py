@@ -159,6 +159,7 @@ class Search(Record):
     name: str
     space: str
     searcher: str
+    supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool

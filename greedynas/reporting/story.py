@@ -54,9 +54,10 @@ def _found(facts: Facts, model: Model) -> str:
     budget = limits(search.budget)
     within = f"The budget was {budget}" if budget else "There was no limit on its cost"
     networks = facts.networks[search.name]
+    moments = f" at {search.supernets} moments of its training" if search.supernets > 1 else ""
     told = (
         f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
-        "evaluated with the shared weights of one supernet."
+        f"evaluated with the shared weights of one supernet{moments}."
     )
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
