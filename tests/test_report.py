@@ -82,6 +82,15 @@ def written(folder):
     return Page(report.write_report(folder))
 
 
+def test_a_pool_that_no_limit_lets_in_is_not_praised(run):
+    facts = read_facts(run)
+    assert "started from the candidate pool" in story.headline(facts).lead
+    runs.change(run / "searches/macs-60K/search.json", from_pool=0)
+    facts = read_facts(run)
+    assert "candidate pool" not in story.headline(facts).lead
+    assert "no path of the pool fits" in str(tables.model_table(facts))
+
+
 def test_a_search_on_several_supernets_says_so(photos, tmp_path):
     runs.searched(runs.trained(tmp_path / "run", photos, snapshots=3), **LIMIT)
     assert (

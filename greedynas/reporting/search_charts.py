@@ -142,6 +142,8 @@ def started(search: Search) -> str:
     """How its first generation came to be."""
     if search.searcher == "random":
         return "random search"
+    if search.pool_init and search.from_pool == 0:
+        return "random initialisation (no path of the pool fits)"
     return "initialised with the pool" if search.pool_init else "random initialisation"
 
 

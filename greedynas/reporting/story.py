@@ -68,7 +68,8 @@ def _found(facts: Facts, model: Model) -> str:
 def _searcher(search: Search) -> str:
     if search.searcher != "evolution":
         return f"A {search.searcher} search"
-    return "An evolutionary search started from the candidate pool" if search.pool_init else "An evolutionary search"
+    # Where no path of the pool keeps the limits, the search starts from random ones whatever was asked for.
+    return "An evolutionary search" + (" started from the candidate pool" if search.from_pool else "")
 
 
 def _supernet(facts: Facts) -> str:
