@@ -23,7 +23,6 @@ from greedynas.budget import Budget, Limits, parse_limits, told_count
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.evaluation import Evaluation, evaluate_batches, interleaved
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
@@ -81,16 +80,18 @@ class SupernetEvaluator:
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
         new = [tuple(path) for path in distributed.broadcast([p for p in paths if p not in self.accuracies])]
         if new:
-            result = evaluate_snapshots(self.net, self.earlier, lambda: self._evaluate(new))
+            result = evaluate_snapshots(
+                self.net,
+                self.earlier,
+                new,
+                self.data.val,
+                self.settings.bn,
+                self.settings.bn_images,
+                calibration=self.calibration,
+                precision=self.precision,
+            )
             self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
         return [self.accuracies[path] for path in paths]
-
-    def _evaluate(self, paths: Sequence[OpPath]) -> Evaluation:
-        chunks = interleaved(len(self.data.val), self.settings.bn_images)
-        batches = (self.data.val.eval_batch(chunk) for chunk in chunks)
-        return evaluate_batches(
-            self.net, paths, batches, self.settings.bn, calibration=self.calibration, precision=self.precision
-        )
 
 
 def make_requests(

@@ -1,15 +1,18 @@
-"""Paths evaluated on several supernets of one training (`train.snapshots`): the accuracy of a path moves from step to step, its
-mean much less. Averaged weights (`train.ema`) are not the same: one supernet, whose paths have adapted to each other more."""
+"""Paths evaluated on several supernets of one training (`train.snapshots`), because a path's accuracy moves from step to step.
+Averaged weights (`train.ema`) are something else: one supernet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from greedynas import distributed
 from greedynas.averaging import evaluated
-from greedynas.evaluation import Evaluation
+from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
+from greedynas.imagesets import ImageSet
+from greedynas.paths import OpPath
 from greedynas.runs import DAMAGE, Checkpoints, logger, read_checkpoint, step_of
 from greedynas.state import load_weights
 from greedynas.supernet import Supernet
@@ -35,8 +38,27 @@ def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int]) -> list[W
     return [distributed.broadcast_tensors(found[i] if found else None) for i in range(count)]
 
 
-def evaluate_snapshots(net: Supernet, earlier: Sequence[Weights], evaluate: Callable[[], Evaluation]) -> Evaluation:
-    """The mean of what is found on the net as it is and with its earlier weights. It is left as it was."""
+def evaluate_snapshots(
+    net: Supernet,
+    earlier: Sequence[Weights],
+    paths: Sequence[OpPath],
+    val: ImageSet,
+    bn: BNMode,
+    bn_images: int,
+    *,
+    calibration: Tensor | None,
+    precision: str,
+    images: NDArray[np.int64] | None = None,
+) -> Evaluation:
+    """Paths on validation images (None: all): the mean over the net as it is and with its earlier weights. It is left as it
+    was."""
+    chosen = np.arange(len(val)) if images is None else images
+    chunks = [chosen[chunk] for chunk in interleaved(len(chosen), bn_images)]
+
+    def evaluate() -> Evaluation:
+        batches = (val.eval_batch(chunk) for chunk in chunks)
+        return evaluate_batches(net, paths, batches, bn, calibration=calibration, precision=precision)
+
     results = [evaluate()]
     if not earlier:
         return results[0]

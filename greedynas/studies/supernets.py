@@ -15,7 +15,7 @@ from greedynas.averaging import evaluated
 from greedynas.config import Config, SearchSettings
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
-from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
+from greedynas.evaluation import BNMode, Evaluation
 from greedynas.gpu import engine
 from greedynas.paths import OpPath
 from greedynas.reading import FORMS
@@ -134,16 +134,19 @@ def rank_paths(
     """Paths on validation images (all, or these), as a search evaluates them; and how long it took. Other `bn_images` may share statistics, as in filtering."""
     data, settings = trained.data, trained.config.search
     bn = bn or settings.bn
-    chosen = np.arange(len(data.val)) if images is None else images
-    chunks = interleaved(len(chosen), bn_images or settings.bn_images)
-    calibration = _calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None
-
-    def evaluate() -> Evaluation:
-        batches = (data.val.eval_batch(chosen[chunk]) for chunk in chunks)
-        return evaluate_batches(trained.net, paths, batches, bn, calibration=calibration, precision=trained.precision)
-
     start = time.perf_counter()
-    return evaluate_snapshots(trained.net, trained.earlier, evaluate), time.perf_counter() - start
+    result = evaluate_snapshots(
+        trained.net,
+        trained.earlier,
+        paths,
+        data.val,
+        bn,
+        bn_images or settings.bn_images,
+        calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
+        precision=trained.precision,
+        images=images,
+    )
+    return result, time.perf_counter() - start
 
 
 def _calibration(data: Data, settings: SearchSettings, seed: int) -> torch.Tensor:
