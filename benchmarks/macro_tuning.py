@@ -3,11 +3,12 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero"}; all from "bn" on may be left out. Every trial
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero", "cooldown": [[500, 0.1], ...]}; all from "bn"
+on may be left out. Every trial
 is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
 6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and, if its weights are
-averaged, once with the last ones). "init" is what no setting offers: other weights to start from. A trial adds a line to
-trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+averaged, once with the last ones). What no setting offers: "init", other weights to start from; "cooldown", so many steps more
+from the last weights with uniformly sampled paths, at a learning rate that falls from this to 0. A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,17 @@ from torch import nn
 from greedynas import supernet
 from greedynas.blocks import MBConv, initialise
 from greedynas.config import Config, load_config
+from greedynas.gpu import engine
 from greedynas.runs import read_checkpoint
+from greedynas.sampling import sample_paths
+from greedynas.stages import choose_device, choose_precisions
 from greedynas.state import load_weights
+from greedynas.streams import stream
 from greedynas.studies.correlations import best_of, rank_correlations
 from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
 from greedynas.studies.supernets import checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
+from greedynas.training import make_optimizer, make_step
 
 
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
@@ -55,13 +62,16 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
         found = train_and_rank(Path(folder), part, Console(quiet=True))
         if config.train.ema:
             found["last_accuracy"] = last_weights(Path(folder), config, part)
+        cooled = [f"cooldown{steps}-{lr:g}" for steps, lr in job.get("cooldown", [])]
+        for name, (steps, lr) in zip(cooled, job.get("cooldown", []), strict=True):
+            found[f"{name}_accuracy"] = cooled_down(Path(folder), config, part, steps, lr)
     arrays = {name: found.pop(name) for name in list(found) if isinstance(found[name], np.ndarray)}
     np.savez_compressed(Path(out) / f"{job['name']}_{job['seed']}.npz", **arrays)
     truth = read_truth(Path(truth_file), config.space)
     true = truth.accuracies[ranked_paths(len(truth.accuracies), job.get("paths"))]
     for moment in found["moments"]:
         moment |= compared(arrays[f"step{moment['step']}_accuracy"], true)
-    ranked = [*part["bn"], *(["last"] if config.train.ema else [])]
+    ranked = [*part["bn"], *(["last"] if config.train.ema else []), *cooled]
     return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in ranked}}
 
 
@@ -69,6 +79,22 @@ def last_weights(folder: Path, config: Config, part: dict[str, Any]) -> NDArray[
     """The accuracies of the paths with the last weights, where the averaged ones are what is ranked."""
     trained = load_trained(folder, config)
     load_weights(trained.net, read_checkpoint(checkpoints_of(folder)[-1])[0])
+    paths, images = what_is_ranked(config, trained.data, part)
+    return rank_paths(trained, paths, part["bn"][0], images)[0].accuracies.astype(np.float32)
+
+
+def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, lr: float) -> NDArray[np.float32]:
+    """The accuracies of the paths after some more steps, in which all paths are sampled alike."""
+    trained = load_trained(folder, config)
+    net, train, settings = trained.net.train(), trained.data.train, config.train
+    precision = choose_precisions(config, choose_device(config.device))[0]
+    step = make_step(net, make_optimizer(net, settings), settings, None, precision)
+    if precision == "bf16":
+        engine.prepare(net, settings.batch_size)
+    rng = stream(config.seed, "cool-down")
+    epochs = (train.train_batches(epoch, settings.batch_size) for epoch in count(settings.max_epochs))
+    for done, (batch, labels) in enumerate(islice(chain.from_iterable(epochs), steps)):
+        step(batch, labels, sample_paths(config.space, 1, rng), lr * (1 - done / steps))
     paths, images = what_is_ranked(config, trained.data, part)
     return rank_paths(trained, paths, part["bn"][0], images)[0].accuracies.astype(np.float32)
 
