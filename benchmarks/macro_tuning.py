@@ -39,7 +39,7 @@ from greedynas.state import load_weights
 from greedynas.streams import stream
 from greedynas.studies.correlations import best_of, rank_correlations
 from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
-from greedynas.studies.supernets import checkpoints_of, load_trained, rank_paths
+from greedynas.studies.supernets import Trained, checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
 from greedynas.training import make_optimizer, make_step
 
@@ -79,8 +79,7 @@ def last_weights(folder: Path, config: Config, part: dict[str, Any]) -> NDArray[
     """The accuracies of the paths with the last weights, where the averaged ones are what is ranked."""
     trained = load_trained(folder, config)
     load_weights(trained.net, read_checkpoint(checkpoints_of(folder)[-1])[0])
-    paths, images = what_is_ranked(config, trained.data, part)
-    return rank_paths(trained, paths, part["bn"][0], images)[0].accuracies.astype(np.float32)
+    return accuracies_of(trained, part)
 
 
 def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, lr: float) -> NDArray[np.float32]:
@@ -95,7 +94,11 @@ def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, 
     epochs = (train.train_batches(epoch, settings.batch_size) for epoch in count(settings.max_epochs))
     for done, (batch, labels) in enumerate(islice(chain.from_iterable(epochs), steps)):
         step(batch, labels, sample_paths(config.space, 1, rng), lr * (1 - done / steps))
-    paths, images = what_is_ranked(config, trained.data, part)
+    return accuracies_of(trained, part)
+
+
+def accuracies_of(trained: Trained, part: dict[str, Any]) -> NDArray[np.float32]:
+    paths, images = what_is_ranked(trained.config, trained.data, part)
     return rank_paths(trained, paths, part["bn"][0], images)[0].accuracies.astype(np.float32)
 
 
