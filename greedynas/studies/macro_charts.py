@@ -133,7 +133,7 @@ def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
         )
         chart = figure(trace, height=340)
         chart.update_xaxes(title_text="true accuracy, %", range=[80, 93.5])
-        chart.update_yaxes(title_text="accuracy on the supernet", tickformat=".0%")
+        chart.update_yaxes(title_text="accuracy on the supernet", tickformat="~%")
         label = f"Scatter plot of all {len(accuracy):,} paths: true accuracy and accuracy on the {method} supernet."
         charts[method] = Chart(chart, label, "Networks below 80% are out of the picture.")
     return charts

@@ -136,7 +136,7 @@ def _systematic_panels(found: dict[str, Any]) -> list[Panel]:
             hovertemplate="on the supernet %{x:.2%}<br>top-1 %{y:.2f}%<extra></extra>", showlegend=False,
         )  # fmt: skip
         chart = figure(points, height=300)
-        chart.update_xaxes(title_text="accuracy on the supernet", tickformat=".0%")
+        chart.update_xaxes(title_text="accuracy on the supernet", tickformat="~%")
         chart.update_yaxes(title_text="top-1, %", range=[low - width, high + width])
         tau = found["methods"][method].get("tau_b")
         told = "no τ-b: all values are the same" if tau is None else f"τ-b {tau['mean']:.2f}"
