@@ -9,16 +9,16 @@ rest of the line is about these), tau-b among the paths that skip none of the th
 them are above or below the mean of all paths (in standard deviations), and the true accuracy of the best path and of the best 20.
 """
 
-import json
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from greedynas.space import load_space
 from greedynas.studies.macro import ranked_paths
+from greedynas.studies.truth import read_truth
 
 FIRST = [0, 2, 5]  # layers that halve the resolution
 HEADER = f"{'':46s} seed  last  mean  within    no 1   no 3   no 6    best    20"
@@ -42,10 +42,9 @@ def tau(scores: NDArray[np.float64], true: NDArray[np.float64]) -> float:
 
 
 def main() -> None:
-    truth = json.loads(Path(sys.argv[1]).read_text())
-    everything = list(product(range(3), repeat=8))
-    paths = np.array([everything[i] for i in ranked_paths(len(everything), 1500)])
-    true = np.array([truth["".join(map(str, path))]["mean_acc"] for path in paths])
+    truth = read_truth(Path(sys.argv[1]), load_space("macro"))
+    ranked = truth.only(ranked_paths(len(truth.paths), 1500))
+    paths, true = np.array(ranked.paths), ranked.accuracies
     print(HEADER)
     print(line("the truth itself_", true[None] / 100, paths, true))
     for name in sys.argv[2:]:

@@ -4,11 +4,11 @@
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
 "bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero", "cooldown": [[500, 0.1], ...]}; all from "bn"
-on may be left out. Every trial
-is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the same for all; without it all
-6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training (and, if its weights are
-averaged, once with the last ones). What no setting offers: "init", other weights to start from; "cooldown", so many steps more
-from the last weights with uniformly sampled paths, at a learning rate that falls from this to 0. A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the
+same for all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training
+(and, if its weights are averaged, once with the last ones). What no setting offers: "init", other weights to start from; "cooldown",
+so many steps more from the last weights with uniformly sampled paths, at a learning rate that falls from this to 0. A trial adds a
+line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
         found = train_and_rank(Path(folder), part, Console(quiet=True))
         if config.train.ema:
             found["last_accuracy"] = last_weights(Path(folder), config, part)
-        cooled = [f"cooldown{steps}-{lr:g}" for steps, lr in job.get("cooldown", [])]
-        for name, (steps, lr) in zip(cooled, job.get("cooldown", []), strict=True):
+        cooled = {f"cooldown{steps}-{lr:g}": (steps, lr) for steps, lr in job.get("cooldown", [])}
+        for name, (steps, lr) in cooled.items():
             found[f"{name}_accuracy"] = cooled_down(Path(folder), config, part, steps, lr)
     arrays = {name: found.pop(name) for name in list(found) if isinstance(found[name], np.ndarray)}
     np.savez_compressed(Path(out) / f"{job['name']}_{job['seed']}.npz", **arrays)
