@@ -3,12 +3,15 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "init": "torch" or "zero", "cooldown": [[500, 0.1], ...]}; all from "bn"
-on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so many random paths (the
-same for all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so many moments of its training
-(and, if its weights are averaged, once with the last ones). What no setting offers: "init", other weights to start from; "cooldown",
-so many steps more from the last weights with uniformly sampled paths, at a learning rate that falls from this to 0. A trial adds a
-line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The accuracies are kept beside.
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "filter": 100, "init": "torch", "cooldown": [[500, 0.1], ...]};
+all from "bn" on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so
+many random paths (the same for all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so
+many moments of its training (and, if its weights are averaged, once with the last ones). With "filter" the paths are also
+ranked as filtering ranks them, by the loss on so few images that share their statistics, in each mode for three draws of images.
+What no setting offers: "init", other weights to start from; "cooldown", so many steps more from the last weights with uniformly
+sampled paths, at a learning rate that falls from this to 0. (The older lines with "init": "zero" are what `train.zero_residuals`
+does now.) A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The
+accuracies are kept beside.
 """
 
 import argparse
@@ -29,7 +32,7 @@ from rich.console import Console
 from torch import nn
 
 from greedynas import supernet
-from greedynas.blocks import MBConv, initialise
+from greedynas.blocks import initialise
 from greedynas.config import Config, load_config
 from greedynas.gpu import engine
 from greedynas.runs import read_checkpoint
@@ -42,6 +45,8 @@ from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
 from greedynas.studies.supernets import Trained, checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
 from greedynas.training import make_optimizer, make_step
+
+DRAWS = 3
 
 
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
@@ -62,6 +67,8 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
         found = train_and_rank(Path(folder), part, Console(quiet=True))
         if config.train.ema:
             found["last_accuracy"] = last_weights(Path(folder), config, part)
+        if "filter" in job:
+            found |= filtered(Path(folder), config, part, job["filter"])
         cooled = {f"cooldown{steps}-{lr:g}": (steps, lr) for steps, lr in job.get("cooldown", [])}
         for name, (steps, lr) in cooled.items():
             found[f"{name}_accuracy"] = cooled_down(Path(folder), config, part, steps, lr)
@@ -71,6 +78,11 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     true = truth.accuracies[ranked_paths(len(truth.accuracies), job.get("paths"))]
     for moment in found["moments"]:
         moment |= compared(arrays[f"step{moment['step']}_accuracy"], true)
+    if "filter" in job:
+        draws = {mode: [arrays[f"filter{draw}_{mode}_loss"] for draw in range(DRAWS)] for mode in part["bn"]}
+        found["filter_tau_b"] = {
+            mode: [rank_correlations(-loss, true)["tau_b"] for loss in losses] for mode, losses in draws.items()
+        }
     ranked = [*part["bn"], *(["last"] if config.train.ema else []), *cooled]
     return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in ranked}}
 
@@ -80,6 +92,18 @@ def last_weights(folder: Path, config: Config, part: dict[str, Any]) -> NDArray[
     trained = load_trained(folder, config)
     load_weights(trained.net, read_checkpoint(checkpoints_of(folder)[-1])[0])
     return accuracies_of(trained, part)
+
+
+def filtered(folder: Path, config: Config, part: dict[str, Any], count: int) -> dict[str, NDArray[np.float32]]:
+    """The losses of the paths on a few images, a few times, in each mode."""
+    trained, found = load_trained(folder, config), {}
+    paths, _ = what_is_ranked(config, trained.data, part)
+    for draw in range(DRAWS):
+        images = trained.data.val.balanced(count, stream(config.seed, "filter images of a trial", draw))
+        for mode in part["bn"]:
+            ranked = rank_paths(trained, paths, mode, images, bn_images=count)[0]
+            found[f"filter{draw}_{mode}_loss"] = ranked.losses.astype(np.float32)
+    return found
 
 
 def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, lr: float) -> NDArray[np.float32]:
@@ -113,16 +137,7 @@ def as_torch_starts(net: nn.Module, generator: torch.Generator | None = None) ->
                 weight.uniform_(-bound, bound, generator=generator)
 
 
-@torch.no_grad()
-def residuals_start_at_zero(net: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Every block with a residual starts as an identity."""
-    initialise(net, generator)
-    for module in net.modules():
-        if isinstance(module, MBConv) and module.residual:
-            module.project.norm.weight.zero_()
-
-
-STARTS = {"ours": initialise, "torch": as_torch_starts, "zero": residuals_start_at_zero}
+STARTS = {"ours": initialise, "torch": as_torch_starts}
 
 
 def compared(accuracies: np.ndarray, true: np.ndarray) -> dict[str, Any]:
@@ -176,6 +191,8 @@ def main() -> None:
                 tell(f"  after {moment['epoch']:.0f} epochs", result["seed"], moment)
             for mode, found in result["bn"].items():
                 tell(f"{result['name']} {mode}", result["seed"], found)
+            for mode, taus in result.get("filter_tau_b", {}).items():
+                print(f"  on {result['filter']} images, {mode}: {' '.join(f'{tau:.3f}' for tau in taus)}", flush=True)
             told = f"{result['corrected_images'] / 1e6:.2f}M images; at {time.perf_counter() - start:.0f} s"
             print(f"  {result['epochs']} epochs, {told}", flush=True)
     except TimeoutError:

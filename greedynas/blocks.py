@@ -144,3 +144,11 @@ def initialise(net: nn.Module, generator: torch.Generator | None = None) -> None
             module.bias.zero_()
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()  # ones and zeros, and the running statistics
+
+
+@torch.no_grad()
+def start_as_identities(net: nn.Module) -> None:
+    """Every block with a residual adds nothing at first: the weight of its last BatchNorm is zero."""
+    for module in net.modules():
+        if isinstance(module, MBConv) and module.residual:
+            module.project.norm.weight.zero_()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas import distributed
+from greedynas.blocks import start_as_identities
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -45,12 +46,11 @@ def train_stage(
         for note in data.notes:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
-        space = config.space.adapt(num_classes=len(data.class_names))
-        net = Supernet(space, generator=torch_stream(config.seed, "init")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = fresh_supernet(config, len(data.class_names), device)
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
         if show_plan:
             console.print(plan_table(config, len(data.train)))
-        largest = tuple(space.cost_tables["macs"].entries.argmax(axis=1).tolist())
+        largest = tuple(net.space.cost_tables["macs"].entries.argmax(axis=1).tolist())
         trial = training_trial(lambda images: net(images, largest), data.train.view, device, precision)
         lower = "lower train.bn_images or train.filter_images in another --out"
         with telling_what_fits("train.batch_size", config.train.batch_size, trial, lower):
@@ -65,6 +65,14 @@ def train_stage(
                 console=console,
             )
     return summary(state)
+
+
+def fresh_supernet(config: Config, num_classes: int, device: torch.device) -> Supernet:
+    """What training starts from."""
+    net = Supernet(config.space, num_classes, torch_stream(config.seed, "init"))
+    if config.train.zero_residuals:
+        start_as_identities(net)
+    return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def read_data(config: Config, device: torch.device) -> Data:

@@ -22,9 +22,9 @@ from greedynas.reading import FORMS
 from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoint
 from greedynas.schedule import Schedule, epochs_within
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
-from greedynas.stages import choose_device, choose_precisions, train_stage
+from greedynas.stages import choose_device, choose_precisions, fresh_supernet, train_stage
 from greedynas.state import load_weights
-from greedynas.streams import stream, torch_stream
+from greedynas.streams import stream
 from greedynas.supernet import Supernet
 from greedynas.training import calibration_images
 
@@ -119,8 +119,7 @@ def new_supernet(config: Config, data: Data | None = None) -> Trained:
     device = choose_device(config.device)
     engine.use(config.engine)
     data = data or shared_data(config, device)
-    space = config.space.adapt(num_classes=len(data.class_names))
-    net = Supernet(space, generator=torch_stream(config.seed, "init")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = fresh_supernet(config, len(data.class_names), device)
     return Trained(net, data, config, choose_precisions(config, device)[1])
 
 
