@@ -56,6 +56,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     part = {
         "config": config.model_dump(mode="json"),
         "cost_epochs": 1e6,  # no limit: the trial says how many epochs
+        "best_epochs": None,
         "own_epochs": config.train.max_epochs,
         "bn": job.get("bn", ["batch"]),
         "paths": job.get("paths"),
@@ -84,6 +85,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
             mode: [rank_correlations(-loss, true)["tau_b"] for loss in losses] for mode, losses in draws.items()
         }
     ranked = [*part["bn"], *(["last"] if config.train.ema else []), *cooled]
+    found["train"] = config.train.model_dump(mode="json")  # complete: the preset may change
     return {**job, **found, "bn": {mode: compared(arrays[f"{mode}_accuracy"], true) for mode in ranked}}
 
 

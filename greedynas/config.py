@@ -20,12 +20,15 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=10**9)]  # images: statistics of one alone are no statistics
 
 
+Sampler = Literal["greedy", "uniform", "fair"]
+
+
 class TrainSettings(BaseModel):
     """Supernet training (Algorithms 1 and 2). The defaults are the paper's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sampler: Literal["greedy", "uniform", "fair"] = "greedy"
+    sampler: Sampler = "greedy"
     # Algorithm 1
     m: Count = 10  # paths sampled for each filtering
     k: Count = 5  # of them kept and trained
@@ -48,7 +51,7 @@ class TrainSettings(BaseModel):
     max_epochs: Count = 60
     batch_size: AtLeastTwo = 1024
     lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay over max_epochs,
-    final_lr: Annotated[float, Field(ge=0)] = 0.0  # down to this
+    lr_end: Fraction = 0.0  # down to this share of it; 1: a constant rate
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases,
     decay_all: bool = False  # unless this is on
@@ -72,10 +75,6 @@ class TrainSettings(BaseModel):
         if self.pool_size < self.k:
             raise GreedyNASError(
                 f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering"
-            )
-        if self.final_lr > self.lr:
-            raise GreedyNASError(
-                f"train.final_lr = {self.final_lr} is larger than train.lr = {self.lr}, where it begins"
             )
         if isinstance(self.warmup, float) and self.warmup > 1:
             raise GreedyNASError(
@@ -178,6 +177,7 @@ class Config(BaseModel):
     reasons: tuple[str, ...] = ()  # why the settings were chosen so
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
+    samplers: dict[Sampler, dict[str, Any]] = {}  # what suits another sampler better: counts when that one is chosen
     search: SearchSettings = SearchSettings()
     retrain: RetrainSettings = RetrainSettings()
 
@@ -190,6 +190,15 @@ class Config(BaseModel):
     def _at_this_size(self) -> Self:
         if self.image_size is not None and self.image_size != self.space.image_size:
             object.__setattr__(self, "space", self.space.adapt(image_size=self.image_size))
+        return self
+
+    @model_validator(mode="after")
+    def _samplers_have_settings_of_training(self) -> Self:
+        for sampler, own in self.samplers.items():
+            try:
+                TrainSettings.model_validate({**self.train.model_dump(), **own})
+            except ValidationError as error:
+                raise GreedyNASError(f"samplers.{sampler}.{first_problem(error)}") from None
         return self
 
 
@@ -219,9 +228,12 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
 
 
 def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section: str = "train") -> Config:
-    """The settings of a config file with changes by (dotted) key."""
-    for key, value in changes.items():
-        path = resolve_key(key, section)
+    """The settings of a config file with changes by (dotted) key. Another sampler brings along what suits it."""
+    places = {tuple(resolve_key(key, section)): value for key, value in changes.items()}
+    sampler = places.get(("train", "sampler"))
+    if sampler is not None:
+        data = {**data, "train": suiting(data, sampler)}
+    for path, value in places.items():
         place = data
         for part in path[:-1]:
             place = place.setdefault(part, {})
@@ -229,6 +241,15 @@ def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section:
                 raise GreedyNASError(f"{'.'.join(path[:-1])} in {source} is not a section")
         place[path[-1]] = value
     return validated(data, source)
+
+
+def suiting(data: dict[str, Any], sampler: Any) -> Any:
+    """The section `train` of a config file for a sampler: if it is not the file's own, with what `samplers` has for it."""
+    train, samplers = data.get("train", {}), data.get("samplers")
+    if not isinstance(train, dict) or not isinstance(samplers, dict) or train.get("sampler", "greedy") == sampler:
+        return train  # what is wrong here is told when all is there
+    own: Any = next((own for name, own in samplers.items() if name == sampler), {})
+    return {**train, **own} if isinstance(own, dict) else train
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:

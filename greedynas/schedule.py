@@ -37,7 +37,7 @@ class Schedule:
 
     def lr(self, step: int) -> float:
         """Cosine decay from the initial value to the final one."""
-        first, last = self.settings.lr, self.settings.final_lr
+        first, last = self.settings.lr, self.settings.lr * self.settings.lr_end
         return last + (first - last) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def epsilon(self, step: int) -> float:

@@ -163,7 +163,7 @@ def test_sizes_are_the_issue_s_on_a_gpu_and_small_on_a_cpu():
     for name, batch, size, ranked in (("mobilenet", 512, 224, 10), ("macro", 256, 32, 6561)):
         space = load_space(name)
         config, here = config_for(name, BenchSettings(device="cpu"))
-        there = bench.choose_sizes(space, config, BenchSettings(), gpu=True)
+        there = bench.choose_sizes(space, BenchSettings(), gpu=True)
         assert (there.batch, there.image_size, there.ranked, there.steps) == (batch, size, ranked, 50)
         assert here.batch <= 16
         assert here.image_size <= 64

@@ -63,6 +63,9 @@ def test_a_file_works_where_a_preset_does(tmp_path):
         ("space: {name: x, opps: [ID]}\n", "space"),
         ("space: nosuch\n", "unknown space 'nosuch'"),
         ("space: macro\nimage_size: 7\n", "image_size 7 is too small"),
+        ("space: macro\nsamplers: {unifrm: {lr: 0.1}}\n", "samplers.unifrm"),
+        ("space: macro\nsamplers: {uniform: {speed: 1}}\n", "samplers.uniform.speed"),
+        ("space: macro\nsamplers: [uniform]\n", "samplers"),
         ("- a list\n", "mapping"),
         ("space: [", "not valid YAML"),
         ("!!python/object/apply:os.getcwd []\n", "not valid YAML"),
@@ -75,6 +78,32 @@ def test_wrong_files_are_one_line(tmp_path, text, message):
         load_config(file)
     assert "\n" not in str(error.value)
     assert "wrong.yaml" in str(error.value) or "unknown space" in str(error.value)
+
+
+def test_another_sampler_brings_along_what_suits_it(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("space: macro\ntrain: {lr: 0.5, m: 7}\nsamplers: {uniform: {lr: 0.1, batch_size: 32}}\n")
+
+    def settings(**changes):
+        found = load_config(file, changes).train
+        return found.sampler, found.lr, found.batch_size, found.m
+
+    assert settings() == settings(sampler="greedy") == ("greedy", 0.5, 1024, 7)
+    assert settings(sampler="uniform") == ("uniform", 0.1, 32, 7)
+    assert settings(sampler="uniform", lr=0.2) == settings(lr=0.2, sampler="uniform") == ("uniform", 0.2, 32, 7)
+    assert settings(sampler="fair") == ("fair", 0.5, 1024, 7)
+    # The settings of a run are a file too: what was asked for there stays.
+    file.write_text(yaml.safe_dump(load_config(file, {"sampler": "uniform", "lr": 0.3}).model_dump(mode="json")))
+    assert settings() == settings(sampler="uniform") == ("uniform", 0.3, 32, 7)
+
+
+@pytest.mark.parametrize("samplers", ["[uniform]", "{uniform: 7}", "7"])
+def test_samplers_that_are_none_are_one_line_with_changes_too(tmp_path, samplers):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(f"space: macro\nsamplers: {samplers}\n")
+    for sampler in ("uniform", ["uniform"]):
+        with pytest.raises(GreedyNASError, match=r"^[^\n]*sampler[^\n]*$"):
+            load_config(file, {"sampler": sampler})
 
 
 def test_a_section_that_is_none_cannot_be_set_into(tmp_path):
@@ -173,7 +202,7 @@ def test_wrong_assignments(assignment):
     [
         (["k=11"], "train.k = 11 paths cannot be kept of train.m = 10"),
         (["m=3"], "train.k = 5 paths cannot be kept of train.m = 3"),
-        (["lr=0.1", "final_lr=0.2"], "train.final_lr = 0.2 is larger than train.lr = 0.1, where it begins"),
+        (["lr_end=2"], "train.lr_end: Input should be less than or equal to 1, got 2"),
         (["pool_size=4"], "train.pool_size = 4 is smaller than the train.k = 5 paths of one filtering"),
         (["k=0"], "train.k"),
         (["epsilon=1.01"], "train.epsilon: Input should be less than or equal to 1, got 1.01"),

@@ -30,12 +30,12 @@ def test_learning_rate_is_a_cosine_over_max_epochs():
     assert 0 < schedule.lr(99) < 1e-4
 
 
-def test_learning_rate_ends_at_final_lr():
-    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, final_lr=0.1), 100)
+def test_learning_rate_ends_at_a_share_of_itself():
+    schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, lr_end=0.5), 100)
     assert schedule.lr(0) == pytest.approx(0.2)
     assert schedule.lr(50) == pytest.approx(0.15)
     assert schedule.lr(99) == pytest.approx(0.1, abs=1e-4)
-    constant = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, final_lr=0.2), 100)
+    constant = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, lr_end=1), 100)
     assert {constant.lr(step) for step in range(100)} == {0.2}
 
 

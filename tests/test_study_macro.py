@@ -10,7 +10,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.evaluation import evaluate_paths
 from greedynas.schedule import Schedule, corrected_images, epochs_within
 from greedynas.streams import stream
-from greedynas.studies.macro import MacroOptions, make_part, method_config, quick, ranked_paths
+from greedynas.studies.macro import METHODS, MacroOptions, make_part, method_config, quick, ranked_paths, with_epochs
 from greedynas.studies.macro_results import found_within, measures, paired, summarised
 from greedynas.studies.supernets import load_trained, within_cost
 from greedynas.studies.truth import read_truth
@@ -147,6 +147,25 @@ def test_settings_of_one_method_and_of_all():
     assert part.settings["own_epochs"] is None  # those that were chosen for the whole cost
     assert part.settings["cost_epochs"] == pytest.approx(30.5)
     assert part.settings["config"]["seed"] == 3
+
+
+def test_each_method_starts_from_what_suits_it():
+    preset = load_config("cifar10")
+    assert set(preset.samplers) == {"uniform", "fair"}
+    for method in METHODS:
+        expected = {**preset.train.model_dump(), **preset.samplers.get(method, {}), "sampler": method}
+        assert method_config(method, MacroOptions({})).train.model_dump() == expected
+    rates = [method_config(method, MacroOptions({"lr": 0.07})).train.lr for method in METHODS]
+    assert rates == [0.07] * 3  # what is asked for counts
+
+
+@pytest.mark.parametrize(("changes", "epochs"), [({}, 20), ({"uniform.max_epochs": 40}, 40)])
+def test_uniform_trains_no_longer_than_is_best_for_it_unless_told(changes, epochs):
+    options = MacroOptions(changes, epochs=60)
+    config = method_config("uniform", options)
+    assert with_epochs(config, 45_000, make_part("uniform", 0, config, options).settings).train.max_epochs == epochs
+    cheap = make_part("uniform", 0, config, MacroOptions({}, epochs=7)).settings
+    assert with_epochs(config, 45_000, cheap).train.max_epochs == 7
 
 
 def test_a_method_may_not_train_longer_than_the_others(greedynas, tmp_path, macro_truth):

@@ -31,7 +31,7 @@ from greedynas.bench.measures import (
 )
 from greedynas.bench.record import Row, machine_facts, row_facts
 from greedynas.bench.variants import EAGER, PLAIN, VARIANTS, Subject, Variant, choose_variants, told_failure, why_not
-from greedynas.config import Config, load_config, preset_names
+from greedynas.config import Config, TrainSettings, load_config, preset_names
 from greedynas.data import DataSettings, open_data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.files import write_json
@@ -51,6 +51,7 @@ MEASURES: dict[str, Callable[[Subject, Work], Measurement]] = {
 }
 DATA = "data"  # loading images, which no variant changes
 FIXED = ("train", "forward")  # what can be measured of one path
+PAPER = TrainSettings()
 ENUMERATED = 10_000  # paths: a space that has no more is ranked whole
 ORDER = ("greedynas", EAGER, PLAIN, "fp16", "bf16", "compiled")  # in which variants are measured
 
@@ -150,25 +151,25 @@ def choose_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def config_for(name: str, settings: BenchSettings) -> tuple[Config, Sizes]:
-    """The preset of a space with the sizes of the benchmark; of spaces without one the paper's settings."""
+    """The preset of a space with the sizes of the benchmark, which are the paper's; of spaces without one the paper's settings."""
     space = load_space(name)
     presets = [load_config(preset) for preset in preset_names() if preset != "auto"]
     config = next(
         (preset for preset in presets if preset.space.name == space.name), Config(name=space.name, space=space)
     )
-    sizes = choose_sizes(space, config, settings, choose_device(settings.device).type == "cuda")
+    sizes = choose_sizes(space, settings, choose_device(settings.device).type == "cuda")
     space = space.adapt(image_size=sizes.image_size)
     train = config.train.model_copy(
         update={
             "batch_size": sizes.batch,
             "filter_images": sizes.filter_images,
-            "bn_images": min(config.train.bn_images, max(sizes.rank_images, sizes.filter_images)),
+            "bn_images": min(PAPER.bn_images, max(sizes.rank_images, sizes.filter_images)),
         }
     )
     return config.model_copy(update={"space": space, "train": train, "seed": settings.seed}), sizes
 
 
-def choose_sizes(space: Space, config: Config, settings: BenchSettings, gpu: bool) -> Sizes:
+def choose_sizes(space: Space, settings: BenchSettings, gpu: bool) -> Sizes:
     """On a GPU the real ones; on a CPU so little that all is done in a minute or two."""
     small = space.image_size <= 64
     whole = space.size <= ENUMERATED
@@ -178,7 +179,7 @@ def choose_sizes(space: Space, config: Config, settings: BenchSettings, gpu: boo
             batch=256 if small else 512,
             steps=50,
             seconds=15.0,
-            filter_images=config.train.filter_images,
+            filter_images=PAPER.filter_images,
             ranked=space.size if whole else 10,
             rank_images=5000 if whole else 512,
         )

@@ -73,8 +73,10 @@ class Search:
 # Settings
 
 
-def contest_config(options: Options, names: Sequence[str] = (), name: str | None = None) -> Config:
-    """The settings of all methods, or with its own changes those of one: `--set uniform.lr=0.2`."""
+def contest_config(
+    options: Options, names: Sequence[str] = (), name: str | None = None, sampler: str | None = None
+) -> Config:
+    """The settings of all methods, or with its sampler and its own changes those of one: `--set uniform.lr=0.2`."""
     if options.preset == AUTO:
         raise GreedyNASError(
             "auto chooses anew for every machine; train once (greedynas train auto …) and name that run instead of a preset"
@@ -90,12 +92,13 @@ def contest_config(options: Options, names: Sequence[str] = (), name: str | None
         owner, _, rest = key.partition(".")
         if owner == name and rest:
             changes[".".join(resolve_key(rest, "train"))] = value
-    return load_config(source, changes)
+    return load_config(source, changes if sampler is None else {**changes, "train.sampler": sampler})
 
 
-def own_epochs(options: Options, name: str) -> bool:
-    """Whether a method was given its number of epochs."""
-    return bool({f"{name}.max_epochs", f"{name}.train.max_epochs"} & options.changes.keys())
+def own_epochs(config: Config, options: Options, name: str) -> bool:
+    """Whether a method was given its number of epochs, here or by the preset."""
+    asked = bool({f"{name}.max_epochs", f"{name}.train.max_epochs"} & options.changes.keys())
+    return asked or "max_epochs" in config.samplers.get(config.train.sampler, {})
 
 
 def check_options(config: Config, options: Options) -> Truth | None:

@@ -39,8 +39,19 @@ from greedynas.studies.supernets import (
 from greedynas.studies.truth import find_truth, read_truth
 
 METHODS = ("uniform", "fair", "greedy")
-# --quick: 2,000 of CIFAR-10's images to train on, half a batch to filter on; 1,000 paths ranked on 150 images.
-QUICK = {"data.val_images": 0.96, "train.batch_size": 64, "train.filter_images": 50, "train.bn_images": 50}
+# --quick: 2,000 of CIFAR-10's images to train on, half a batch to filter on; 1,000 paths ranked on 150 images. In so few steps
+# a falling rate is better.
+QUICK = {
+    "data.val_images": 0.96,
+    "train.batch_size": 64,
+    "train.filter_images": 50,
+    "train.bn_images": 50,
+    "train.lr": 0.1,
+    "train.lr_end": 0.0,
+    "train.decay_all": False,
+    "train.zero_residuals": False,
+    "train.snapshots": 1,
+}
 EPOCHS = 60.0
 QUICK_EPOCHS, QUICK_PATHS, QUICK_IMAGES = 6.0, 1000, 150
 
@@ -121,7 +132,7 @@ def _refuse(options: MacroOptions) -> None:
 
 
 def method_config(method: str, options: MacroOptions) -> Config:
-    """The settings of one method: the preset, the changes for all methods, then its own."""
+    """The settings of one method: the preset with what suits it, the changes for all methods, then its own."""
     if method not in METHODS:
         raise unknown("method", method, list(METHODS))
     common = {key: value for key, value in options.changes.items() if key.partition(".")[0] not in METHODS}
@@ -141,6 +152,7 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions, sha
         "method": told,
         "cost_epochs": options.epochs * share,
         # A method may be told to train for fewer epochs than it could afford, where that is its best schedule.
+        "best_epochs": config.samplers.get(config.train.sampler, {}).get("max_epochs"),
         "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
         "bn": list(options.bn or (config.search.bn,)),
         "moments": options.moments,
@@ -195,15 +207,16 @@ def what_is_ranked(
 
 
 def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> Config:
-    """As many epochs as the cost pays for, or fewer where the method was given its own; and checkpoints at the moments."""
-    affordable = within_cost(config, train_images, settings["cost_epochs"])
-    own = settings["own_epochs"]
-    if own is not None and own > affordable.train.max_epochs:
+    """As many epochs as the cost pays for, or fewer where those are best or the method was given its own; and checkpoints at
+    the moments."""
+    affordable = within_cost(config, train_images, settings["cost_epochs"]).train.max_epochs
+    own, best = settings["own_epochs"], settings["best_epochs"]
+    if own is not None and own > affordable:
         raise GreedyNASError(
             f"{config.train.sampler}.max_epochs={own} costs more than --epochs {settings['cost_epochs']:g} allows: "
-            f"at most {affordable.train.max_epochs}"
+            f"at most {affordable}"
         )
-    train = affordable.train.model_copy(update={"max_epochs": own or affordable.train.max_epochs})
+    train = config.train.model_copy(update={"max_epochs": own or min(affordable, best or affordable)})
     if settings["moments"] > 1:
         steps = -(-Schedule(train, train_images).steps // settings["moments"])
         train = train.model_copy(update={"checkpoint_steps": steps, "keep_checkpoints": 10**6})

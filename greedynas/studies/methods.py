@@ -147,12 +147,10 @@ def _refuse_systematic(config: Config, options: MethodsOptions) -> None:
 
 
 def method_config(method: str, options: MethodsOptions) -> Config:
-    config = contest_config(options, KNOWN, method)
-    sampler = method.removesuffix(EQUAL)
-    if sampler == "fair":
+    config = contest_config(options, KNOWN, method, method.removesuffix(EQUAL))
+    if config.train.sampler == "fair":
         fair_paths(config.space, stream(0, "check"))  # refuses spaces that it cannot sample
-    train = type(config.train).model_validate({**config.train.model_dump(), "sampler": sampler})
-    return config.model_copy(update={"train": train})
+    return config
 
 
 # Parts
@@ -172,7 +170,7 @@ def _supernets(configs: Mapping[str, Config], options: MethodsOptions) -> list[P
             if method.endswith(EQUAL):
                 continue
             cost: dict[str, Any] | None = None
-            if method != "greedy" and not own_epochs(options, method):
+            if method != "greedy" and not own_epochs(config, options, method):
                 whole = {"train": greedy, "times": FULL[method]}
                 cost = whole if options.epochs is None else {"epochs": options.epochs}
             parts.append(supernet_part(method, seed, config, searches, options, cost))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.config import Config
+from greedynas.config import Config, changed
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import BN_MODES, BNMode
 from greedynas.paths import OpPath
@@ -102,11 +102,11 @@ def _uniform_run(
         return None
     assert own[-1].file is not None
     state = TrainState.from_json(whole_checkpoint(own[-1].file)[1])
-    train = config.train.model_copy(update={"sampler": "uniform"})
+    rival = changed(config.model_dump(mode="json"), {"train.sampler": "uniform"}, str(folder))
     settings = {
         "folder": str(out / "parts" / "train-uniform"),
         "corrected_images": state.corrected_images,
-        "config": config.model_copy(update={"train": train}).model_dump(mode="json"),
+        "config": rival.model_dump(mode="json"),
     }
     part = Part("train-uniform", train_uniform, settings, FREE_KEYS | {"folder"})
     run_parts(out, [part], console, options.jobs)
@@ -114,7 +114,7 @@ def _uniform_run(
 
 
 def train_uniform(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """The same settings with uniform sampling, for as many epochs as the run's corrected cost pays for."""
+    """Uniform sampling with the settings that suit it, for as many epochs as the run's corrected cost pays for."""
     config = Config.model_validate(settings["config"])
     images = len(shared_data(config, choose_device(config.device)).train)
     epochs = max(1, epochs_within(config.train, images, settings["corrected_images"], max(config.space.num_ops)))
