@@ -3,8 +3,8 @@
     python benchmarks/macro_groups.py nas-bench-macro_cifar10.json benchmarks/macro_accuracies_*.npz > benchmarks/macro_groups.txt
 
 The files hold, for the trials of `macro_tuning.py`, how many of the 5,000 validation images each of the ranked paths (1,500, or 600 of
-uniform and fair in the tenth round) had right, a row for each moment of the training. Paths are grouped by which of the layers 1, 3 and 6 (the first ones of the three stages) are
-the identity. A line has tau-b with the accuracies of the last moment and with their mean over the last two thirds of the moments (the
+uniform and fair in the tenth round) had right, a row for each moment of the training. Paths are grouped by which of the layers 1, 3 and 6 (the
+first ones of the three stages) are the identity. A line has tau-b with the accuracies of the last moment and with their mean over the last two thirds of the moments (the
 rest of the line is about these), tau-b among the paths that skip none of the three layers, how far the paths that skip only one of
 them are above or below the mean of all paths (in standard deviations), and the true accuracy of the best path and of the best 20.
 """

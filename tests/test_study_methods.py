@@ -290,6 +290,22 @@ def test_equal_cost_as_in_the_paper():
         assert with_cost(config, images, cost).train.max_epochs == pytest.approx(epochs, abs=1)
 
 
+def test_a_rival_trains_no_longer_than_its_preset_has_for_it():
+    def epochs(method, **more):
+        options = study_methods.MethodsOptions(
+            preset="cifar10", budget=Budget(), seeds=(0,), methods=("uniform", "fair", "greedy"), **more
+        )
+        configs = {name: study_methods.method_config(name, options) for name in options.methods}
+        parts = {part.name: part.settings for part in study_methods._supernets(configs, options)}
+        return with_cost(configs[method], 45_000, parts[f"{method}-0"]["cost"]).train.max_epochs
+
+    assert load_config("cifar10").samplers["uniform"]["max_epochs"] == epochs("uniform", changes={}) == 20
+    assert epochs("fair", changes={}) > 20  # of three paths each
+    assert epochs("uniform", changes={}, epochs=50) == 50  # that is what was asked for
+    assert epochs("uniform", changes={"uniform.max_epochs": 30}) == 30
+    assert epochs("uniform", changes={"max_epochs": 5}) < 20  # greedy's: the cost is smaller
+
+
 def test_a_verdict_needs_an_interval_that_carries_it():
     assert judged([0.30, 0.31, 0.29, 0.30, 0.32], 1)["verdict"] == "better"
     assert judged([-0.30, -0.31, -0.29, -0.30, -0.32], 8)["verdict"] == "worse"

@@ -95,10 +95,9 @@ def contest_config(
     return load_config(source, changes if sampler is None else {**changes, "train.sampler": sampler})
 
 
-def own_epochs(config: Config, options: Options, name: str) -> bool:
-    """Whether a method was given its number of epochs, here or by the preset."""
-    asked = bool({f"{name}.max_epochs", f"{name}.train.max_epochs"} & options.changes.keys())
-    return asked or "max_epochs" in config.samplers.get(config.train.sampler, {})
+def own_epochs(options: Options, name: str) -> bool:
+    """Whether a method was given its number of epochs."""
+    return bool({f"{name}.max_epochs", f"{name}.train.max_epochs"} & options.changes.keys())
 
 
 def check_options(config: Config, options: Options) -> Truth | None:
@@ -141,7 +140,7 @@ def supernet_part(
     cost: dict[str, Any] | None = None,
 ) -> Part:
     """`cost` says how long to train: {"epochs": of plain training}, {"images": corrected}, or {"train": the settings of a
-    rival, "times": its largest cost}. None: as the settings say."""
+    rival, "times": its largest cost, "at_most": epochs or None}. None: as the settings say."""
     settings = {
         "cost": cost,
         "searches": [vars(search) for search in searches],
@@ -190,7 +189,7 @@ def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None)
         wanted = cost["times"] * corrected_images(*rival.predicted_images())
     one = config.train.model_copy(update={"max_epochs": 1})
     of_one = corrected_images(*Schedule(one, train_images).predicted_images(num_ops=max(config.space.num_ops)))
-    epochs = max(1, round(wanted / of_one))
+    epochs = min(max(1, round(wanted / of_one)), cost.get("at_most") or 10**9)
     return config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": epochs})})
 
 

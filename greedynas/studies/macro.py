@@ -29,6 +29,7 @@ from greedynas.studies.macro_results import macro_study
 from greedynas.studies.study import Part, publish, run_parts
 from greedynas.studies.supernets import (
     FREE_KEYS,
+    best_epochs,
     checkpoints_of,
     load_trained,
     rank_paths,
@@ -151,8 +152,8 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions, sha
     settings = {
         "method": told,
         "cost_epochs": options.epochs * share,
-        # A method may be told to train for fewer epochs than it could afford, where that is its best schedule.
-        "best_epochs": config.samplers.get(config.train.sampler, {}).get("max_epochs"),
+        # A method may train for fewer epochs than it could afford, where the preset says that these are best, or be told to.
+        "best_epochs": best_epochs(config),
         "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
         "bn": list(options.bn or (config.search.bn,)),
         "moments": options.moments,

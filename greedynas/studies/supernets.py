@@ -62,6 +62,11 @@ def shared_data(config: Config, device: torch.device) -> Data:
     return data
 
 
+def best_epochs(config: Config) -> int | None:
+    """The number of epochs that the preset has for this sampler in particular: more are worse, whatever they may cost."""
+    return config.samplers.get(config.train.sampler, {}).get("max_epochs")
+
+
 def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:
     """The settings with as many epochs as a corrected cost pays for, given in epochs of plain training."""
     epochs = epochs_within(config.train, train_images, cost_epochs * train_images, max(config.space.num_ops))
