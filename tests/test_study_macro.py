@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -197,6 +198,9 @@ def test_quick_is_small():
     found = quick(MacroOptions({}, seeds=(7, 8)))
     assert (found.seeds, found.epochs, found.paths, found.images) == ((7,), 6.0, 1000, 150)
     assert method_config("greedy", found).data.val_images == 0.96
+    assert {method_config(method, found).train.batch_size for method in METHODS} == {64}
+    assert method_config("fair", found).train.lr < method_config("uniform", found).train.lr
+    assert method_config("fair", replace(found, changes={"lr": 0.2})).train.lr == 0.2  # what is asked for counts
 
 
 def test_measures_of_the_truth_itself(truth):

@@ -48,6 +48,7 @@ QUICK = {
     "train.filter_images": 50,
     "train.bn_images": 50,
     "train.lr": 0.1,
+    "fair.lr": 0.03,  # an update adds the gradients of three paths
     "train.lr_end": 0.0,
     "train.decay_all": False,
     "train.zero_residuals": False,
@@ -74,7 +75,9 @@ class MacroOptions:
     jobs: int | None = None
     truth: Path | None = None
     preset: str = "cifar10"
-    base: dict[str, Any] = field(default_factory=lambda: {"data.check_duplicates": False})
+    base: dict[str, Any] = field(  # as `changes`, which count before these
+        default_factory=lambda: {"data.check_duplicates": False}
+    )
 
 
 def quick(options: MacroOptions) -> MacroOptions:
@@ -136,11 +139,12 @@ def method_config(method: str, options: MacroOptions) -> Config:
     """The settings of one method: the preset with what suits it, the changes for all methods, then its own."""
     if method not in METHODS:
         raise unknown("method", method, list(METHODS))
-    common = {key: value for key, value in options.changes.items() if key.partition(".")[0] not in METHODS}
-    own = {key.partition(".")[2]: value for key, value in options.changes.items() if key.partition(".")[0] == method}
     changes: dict[str, Any] = {}
-    for key, value in (*options.base.items(), *common.items(), *own.items()):  # the later ones count
-        changes[".".join(resolve_key(key, "train"))] = value
+    for chosen in (options.base, options.changes):  # the later ones count
+        common = {key: value for key, value in chosen.items() if key.partition(".")[0] not in METHODS}
+        own = {key.partition(".")[2]: value for key, value in chosen.items() if key.partition(".")[0] == method}
+        for key, value in (*common.items(), *own.items()):
+            changes[".".join(resolve_key(key, "train"))] = value
     return load_config(options.preset, {**changes, "train.sampler": method})
 
 
