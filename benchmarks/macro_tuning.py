@@ -56,7 +56,6 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     part = {
         "config": config.model_dump(mode="json"),
         "cost_epochs": 1e6,  # no limit: the trial says how many epochs
-        "best_epochs": None,
         "own_epochs": config.train.max_epochs,
         "bn": job.get("bn", ["batch"]),
         "paths": job.get("paths"),

@@ -248,7 +248,7 @@ def suiting(data: dict[str, Any], sampler: Any) -> Any:
     train, samplers = data.get("train", {}), data.get("samplers")
     if not isinstance(train, dict) or not isinstance(samplers, dict) or train.get("sampler", "greedy") == sampler:
         return train  # what is wrong here is told when all is there
-    own: Any = next((own for name, own in samplers.items() if name == sampler), {})
+    own = samplers.get(sampler) if isinstance(sampler, str) else None
     return {**train, **own} if isinstance(own, dict) else train
 
 

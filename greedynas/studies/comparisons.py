@@ -27,7 +27,7 @@ from greedynas.schedule import Schedule, corrected_images
 from greedynas.stages import choose_device, train_stage
 from greedynas.streams import stream
 from greedynas.studies.study import Part, run_parts
-from greedynas.studies.supernets import FREE_KEYS, shared_data
+from greedynas.studies.supernets import FREE_KEYS, best_epochs, shared_data
 from greedynas.studies.truth import Truth, read_truth
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def supernet_part(
     cost: dict[str, Any] | None = None,
 ) -> Part:
     """`cost` says how long to train: {"epochs": of plain training}, {"images": corrected}, or {"train": the settings of a
-    rival, "times": its largest cost, "at_most": epochs or None}. None: as the settings say."""
+    rival, "times": its largest cost}, of which no more is spent than is best. None: as the settings say."""
     settings = {
         "cost": cost,
         "searches": [vars(search) for search in searches],
@@ -180,6 +180,7 @@ def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None)
     """As many epochs as the cost pays for, to the nearest one; samplers without evaluation, so each costs the same."""
     if cost is None:
         return config
+    most = None
     if "epochs" in cost:
         wanted = cost["epochs"] * train_images
     elif "images" in cost:
@@ -187,9 +188,11 @@ def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None)
     else:
         rival = Schedule(TrainSettings.model_validate(cost["train"]), train_images)
         wanted = cost["times"] * corrected_images(*rival.predicted_images())
+        most = best_epochs(config)
     one = config.train.model_copy(update={"max_epochs": 1})
     of_one = corrected_images(*Schedule(one, train_images).predicted_images(num_ops=max(config.space.num_ops)))
-    epochs = min(max(1, round(wanted / of_one)), cost.get("at_most") or 10**9)
+    epochs = max(1, round(wanted / of_one))
+    epochs = epochs if most is None else min(epochs, most)
     return config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": epochs})})
 
 

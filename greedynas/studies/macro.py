@@ -156,8 +156,7 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions, sha
     settings = {
         "method": told,
         "cost_epochs": options.epochs * share,
-        # A method may train for fewer epochs than it could afford, where the preset says that these are best, or be told to.
-        "best_epochs": best_epochs(config),
+        # A method may be told to train for fewer epochs than it could afford.
         "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
         "bn": list(options.bn or (config.search.bn,)),
         "moments": options.moments,
@@ -215,7 +214,7 @@ def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> 
     """As many epochs as the cost pays for, or fewer where those are best or the method was given its own; and checkpoints at
     the moments."""
     affordable = within_cost(config, train_images, settings["cost_epochs"]).train.max_epochs
-    own, best = settings["own_epochs"], settings["best_epochs"]
+    own, best = settings["own_epochs"], best_epochs(config)
     if own is not None and own > affordable:
         raise GreedyNASError(
             f"{config.train.sampler}.max_epochs={own} costs more than --epochs {settings['cost_epochs']:g} allows: "

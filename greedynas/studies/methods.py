@@ -36,7 +36,6 @@ from greedynas.studies.comparisons import (
 from greedynas.studies.correlations import enough_paths
 from greedynas.studies.methods_results import NO_SUPERNET, methods_study
 from greedynas.studies.study import Done, Part, publish, run_parts
-from greedynas.studies.supernets import best_epochs
 from greedynas.studies.truth import Truth
 
 RANDOM = "random"
@@ -172,7 +171,7 @@ def _supernets(configs: Mapping[str, Config], options: MethodsOptions) -> list[P
                 continue
             cost: dict[str, Any] | None = None
             if method != "greedy" and not own_epochs(options, method):
-                whole = {"train": greedy, "times": FULL[method], "at_most": best_epochs(config)}
+                whole = {"train": greedy, "times": FULL[method]}
                 cost = whole if options.epochs is None else {"epochs": options.epochs}
             parts.append(supernet_part(method, seed, config, searches, options, cost))
     return parts
