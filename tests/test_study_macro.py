@@ -169,6 +169,17 @@ def test_uniform_trains_no_longer_than_is_best_for_it_unless_told(changes, epoch
     assert with_epochs(config, 45_000, cheap).train.max_epochs == 7
 
 
+def test_a_part_does_not_depend_on_what_suits_other_methods():
+    options = MacroOptions({}, epochs=50)
+    config = method_config("greedy", options)
+    other = config.model_copy(update={"samplers": {"uniform": {"lr": 7.0}, "fair": {}}})
+    assert make_part("greedy", 0, config, options).settings == make_part("greedy", 0, other, options).settings
+    uniform = method_config("uniform", options)
+    assert make_part("uniform", 0, uniform, options).settings["config"]["samplers"] == {
+        "uniform": uniform.samplers["uniform"]
+    }
+
+
 def test_a_method_may_not_train_longer_than_the_others(greedynas, tmp_path, macro_truth):
     code, _, err = greedynas(
         "study", "macro", "--truth", macro_truth, *SMALL, "--method", "uniform", "--seeds", 1,

@@ -27,7 +27,7 @@ from greedynas.schedule import Schedule, corrected_images
 from greedynas.stages import choose_device, train_stage
 from greedynas.streams import stream
 from greedynas.studies.study import Part, run_parts
-from greedynas.studies.supernets import FREE_KEYS, best_epochs, shared_data
+from greedynas.studies.supernets import FREE_KEYS, best_epochs, settings_of_training, shared_data
 from greedynas.studies.truth import Truth, read_truth
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def supernet_part(
         "searches": [vars(search) for search in searches],
         **_searched(options),
         "keep": options.keep,
-        "config": config.model_copy(update={"seed": seed}).model_dump(mode="json"),
+        "config": settings_of_training(config, seed),
     }
     return Part(f"{name}-{seed}", train_and_search, settings, FREE_KEYS | {"keep"})
 
@@ -271,6 +271,7 @@ def settings_of_retraining(config: Config, seed: int) -> dict[str, Any]:
     """What a network's training depends on: not the supernet's settings, but its split of the images."""
     plain = {
         "train": TrainSettings(),
+        "samplers": {},
         "search": SearchSettings(),
         "seed": seed,
         "asked": None,

@@ -33,6 +33,7 @@ from greedynas.studies.supernets import (
     checkpoints_of,
     load_trained,
     rank_paths,
+    settings_of_training,
     shared_data,
     train_in,
     within_cost,
@@ -151,7 +152,6 @@ def method_config(method: str, options: MacroOptions) -> Config:
 def make_part(method: str, seed: int, config: Config, options: MacroOptions, share: float = 1.0) -> Part:
     """A supernet of this method at this share of the cost, which is part of its name if it is not all."""
     name, told = (method, method) if share == 1 else (f"{method}-{share:g}", f"{method} {100 * share:g}%")
-    config = config.model_copy(update={"seed": seed})
     keys = {key.partition(".")[2] for key in options.changes if key.partition(".")[0] == method}
     settings = {
         "method": told,
@@ -163,7 +163,7 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions, sha
         "paths": options.paths,
         "images": options.images,
         "keep": options.keep,
-        "config": config.model_dump(mode="json"),
+        "config": settings_of_training(config, seed),
     }
     return Part(f"{name}-{seed}", train_and_rank, settings, FREE_KEYS | {"keep"})
 

@@ -62,6 +62,12 @@ def shared_data(config: Config, device: torch.device) -> Data:
     return data
 
 
+def settings_of_training(config: Config, seed: int) -> dict[str, Any]:
+    """What a supernet's training depends on: not what suits other samplers."""
+    own = {sampler: values for sampler, values in config.samplers.items() if sampler == config.train.sampler}
+    return config.model_copy(update={"seed": seed, "samplers": own}).model_dump(mode="json")
+
+
 def best_epochs(config: Config) -> int | None:
     """The number of epochs that the preset has for this sampler in particular: more are worse, whatever they may cost."""
     return config.samplers.get(config.train.sampler, {}).get("max_epochs")
