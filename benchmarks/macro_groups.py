@@ -3,7 +3,7 @@
     python benchmarks/macro_groups.py nas-bench-macro_cifar10.json benchmarks/macro_accuracies_*.npz > benchmarks/macro_groups.txt
 
 The files hold, for the trials of `macro_tuning.py`, how many of the 5,000 validation images each of the ranked paths (1,500, or 600 of
-uniform and fair in the tenth round) had right, a row for each moment of the training. Paths are grouped by which of the layers 1, 3 and 6 (the
+uniform and fair since the tenth round) had right, a row for each moment of the training. Paths are grouped by which of the layers 1, 3 and 6 (the
 first ones of the three stages) are the identity. A line has tau-b with the accuracies of the last moment and with their mean over the last two thirds of the moments (the
 rest of the line is about these), tau-b among the paths that skip none of the three layers, how far the paths that skip only one of
 them are above or below the mean of all paths (in standard deviations), and the true accuracy of the best path and of the best 20.
@@ -32,7 +32,8 @@ def line(name: str, rows: NDArray[np.float64], truth: Truth) -> str:
     there = paths[:, FIRST] > 0
     none_skipped = there.all(axis=1)
     only = [(there.sum(axis=1) == 2) & ~there[:, layer] for layer in range(3)]
-    away = " ".join(f"{(mean[group].mean() - mean.mean()) / mean.std():6.2f}" for group in only)
+    with np.errstate(divide="ignore", invalid="ignore"):  # all paths are alike where a training diverged
+        away = " ".join(f"{(mean[group].mean() - mean.mean()) / mean.std():6.2f}" for group in only)
     order = np.argsort(-mean, kind="stable")
     title, _, seed = name.rpartition("_")
     taus = f"{tau(rows[-1], true):5.3f} {tau(mean, true):5.3f}   {tau(mean[none_skipped], true[none_skipped]):5.3f}"

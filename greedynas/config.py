@@ -56,6 +56,7 @@ class TrainSettings(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases,
     decay_all: bool = False  # unless this is on
     zero_residuals: bool = False  # blocks with a residual start as identities
+    split_after_identity: bool = False  # a layer has other weights behind an identity
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share

@@ -177,8 +177,8 @@ def _leaves(
     stack = [run_block(net.stem, images, calibration)]  # stack[d]: (images, calibration images) after d layers
     for path, known in zip(distinct, shared, strict=True):
         del stack[known + 1 :]
-        for layer in range(known, len(path)):
-            stack.append(run_block(net.layers[layer][path[layer]], *stack[-1]))  # type: ignore[index]
+        for layer, place in enumerate(net.places(path)[known:], known):
+            stack.append(run_block(net.layers[layer][place], *stack[-1]))  # type: ignore[index]
         yield net.classifier(pooled(net, *stack[-1]))
 
 

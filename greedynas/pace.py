@@ -53,7 +53,8 @@ def measure_pace(config: Config, data: Data, device: torch.device, budget: Budge
     space = config.space.adapt(num_classes=len(data.class_names))
     budget = None if budget is None else budget.model_copy(update={"max_latency_ms": None, "min_latency_ms": None})
     precision, eval_precision = choose_precisions(config, device)
-    net = Supernet(space, generator=torch_stream(config.seed, "pace")).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = Supernet(space, generator=torch_stream(config.seed, "pace"), split=config.train.split_after_identity)
+    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = min(config.train.batch_size, len(data.train))
     with engine.using(config.engine):
         step = _step(config, net, data, size, precision)

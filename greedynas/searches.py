@@ -178,7 +178,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     engine.use(config.engine)
     data = data or read_data(config, device)
     run.check_data(data.identity())
-    net = Supernet(config.space.adapt(num_classes=len(data.class_names)))
+    net = Supernet(config.space, len(data.class_names), split=config.train.split_after_identity)
     with fitting(run.supernet):
         load_weights(net, evaluated(tensors))
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -69,7 +69,9 @@ def train_stage(
 
 def fresh_supernet(config: Config, num_classes: int, device: torch.device) -> Supernet:
     """What training starts from."""
-    net = Supernet(config.space, num_classes, torch_stream(config.seed, "init"))
+    net = Supernet(
+        config.space, num_classes, torch_stream(config.seed, "init"), split=config.train.split_after_identity
+    )
     if config.train.zero_residuals:
         start_as_identities(net)
     return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -10,21 +10,34 @@ from torch import Tensor, nn
 from greedynas.blocks import initialise, make_block
 from greedynas.gpu import ends
 from greedynas.network import Network, feature_info, fixed_blocks, in_stages
-from greedynas.paths import parse_path
+from greedynas.paths import OpPath, parse_path
 from greedynas.space import Space, load_space
 
 
 class Supernet(nn.Module):
-    """All paths of a space with shared weights. `net(x, path)` touches the parameters of that path alone."""
+    """All paths of a space with shared weights. `net(x, path)` touches the parameters of that path alone.
 
-    def __init__(self, space: str | Space, num_classes: int | None = None, generator: torch.Generator | None = None):
+    With `split`, a layer that follows one with an identity has every op twice, and the second of each behind that identity: to
+    replace the layer before is another task than to go on from it, and weights that have to do both do neither well.
+    """
+
+    def __init__(
+        self,
+        space: str | Space,
+        num_classes: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        split: bool = False,
+    ):
         super().__init__()
-        self.space = load_space(space).adapt(num_classes=num_classes)
+        self.space, self.split = load_space(space).adapt(num_classes=num_classes), split
+        before = [(), *(layer.ops for layer in self.space.layers[:-1])]
+        self.identities = [{i for i, op in enumerate(ops) if split and op == "ID"} for ops in before]
         with torch.device("meta"):  # shapes first, then one initialisation from one generator
             self.stem, self.head = fixed_blocks(self.space)
             self.layers = nn.ModuleList(
-                nn.ModuleList(make_block(op, layer, self.space.activation) for op in layer.ops)
-                for layer in self.space.layers
+                nn.ModuleList(make_block(op, layer, self.space.activation) for op in layer.ops * (2 if twice else 1))
+                for layer, twice in zip(self.space.layers, self.identities, strict=True)
             )
             self.classifier = nn.Linear(self.space.features, self.space.num_classes)
         self.to_empty(device="cpu")
@@ -48,7 +61,17 @@ class Supernet(nn.Module):
 
     def blocks(self, path: Any) -> list[nn.Module]:
         """The chosen block of every layer."""
-        return [self.layers[i][op] for i, op in enumerate(parse_path(path, self.space))]  # type: ignore[index]
+        return [self.layers[i][j] for i, j in enumerate(self.places(parse_path(path, self.space)))]  # type: ignore[index]
+
+    def places(self, path: OpPath) -> OpPath:
+        """Where in its layer the block of each op is."""
+        if not self.split:
+            return path
+        return tuple(self.place(i, op, path[i - 1]) for i, op in enumerate(path))
+
+    def place(self, layer: int, op: int, before: int) -> int:
+        """Where the block of an op is behind an op of the layer before."""
+        return op + len(self.space.layers[layer].ops) if before in self.identities[layer] else op
 
     def path_modules(self, path: Any) -> list[nn.Module]:
         """What a step on this path trains, from the images on."""

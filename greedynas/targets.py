@@ -216,7 +216,7 @@ def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) ->
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
-    supernet = Supernet(card.space)
+    supernet = Supernet(card.space, split=run.config().train.split_after_identity)
     with fitting(run.supernet):
         load_weights(supernet, evaluated(checkpoint[0]))
     # One after the other: the same blocks, which the two forms may count to different stages.

@@ -162,17 +162,18 @@ def replayed(monkeypatch):
     monkeypatch.setattr(small, "Update", Readdressed)
 
 
-def some_net(layers=2):
+def some_net(layers=2, split=False):
     space = Space(
         name="small", image_size=3, num_classes=5, ops=["ID", "MB2_K3"], stem=[Fixed(op="CONV_K3", channels=8)],
         stages=[Stage(channels=8, repeat=layers, stride=1)],
         head=[Fixed(op="CONV_K1", channels=20)],
     )  # fmt: skip
-    return Supernet(space, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    net = Supernet(space, generator=torch.Generator().manual_seed(0), split=split)
+    return net.to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("sampler", ["greedy", "fair"])
-def test_recorded_training_is_plain_training(replayed, sampler):
+@pytest.mark.parametrize(("sampler", "split"), [("greedy", False), ("fair", False), ("greedy", True)])
+def test_recorded_training_is_plain_training(replayed, sampler, split):
     settings = TrainSettings(sampler=sampler, label_smoothing=0.1, weight_decay=1e-2)
     weights = torch.linspace(0.5, 1.5, 5)
     batches = [(picture(4, 3, 3, 3), torch.randint(5, (4,))) for _ in range(2)]
@@ -181,7 +182,7 @@ def test_recorded_training_is_plain_training(replayed, sampler):
         steps = [[(0, 1), (1, 0)], [(1, 1), (0, 0)]]
     nets, told = [], []
     for recorded in (True, False):
-        net = some_net().train()
+        net = some_net(split=split).train()
         optimizer = make_optimizer(net, settings)
         with engine.using("on" if recorded else "off"):
             if recorded:
@@ -197,12 +198,15 @@ def test_recorded_training_is_plain_training(replayed, sampler):
         torch.testing.assert_close(tensor, nets[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("bn", ["batch", "recalibrate"])
-def test_recorded_evaluation_is_plain_evaluation(replayed, monkeypatch, bn):
-    net, images, labels = some_net(layers=3), picture(6, 3, 3, 3), torch.randint(5, (6,))
-    # All paths behind the first op of the first layer, which are one graph, and some behind the second.
+@pytest.mark.parametrize(("bn", "split"), [("batch", False), ("recalibrate", False), ("batch", True)])
+def test_recorded_evaluation_is_plain_evaluation(replayed, monkeypatch, bn, split):
+    net, images, labels = some_net(3, split), picture(6, 3, 3, 3), torch.randint(5, (6,))
+    # All paths behind the first op of the first layer, which are one graph, and some behind the second. If identities split,
+    # all behind the second too, which are another graph.
     monkeypatch.setattr(evaluation_graphs, "FEW_SUBTREES", 1)
     paths = [(1, 1, 0), (1, 0, 1), *((0, *ends) for ends in itertools.product(range(2), repeat=2))]
+    if split:
+        paths = [*itertools.product(range(2), repeat=3)]
     found = []
     for recorded in (True, False):
         with engine.using("on" if recorded else "off"), torch.no_grad(), bn_mode(net, bn):
@@ -213,7 +217,7 @@ def test_recorded_evaluation_is_plain_evaluation(replayed, monkeypatch, bn):
                     net, images.roll(1, 0), labels, calibration, bn, "fp32"
                 )
                 found.append(evaluation(net, distinct, shared_layers(distinct), images, labels, calibration))
-                assert evaluation.subtree is not None
+                assert len(evaluation.subtrees) == (2 if split else 1)
             else:
                 found.append(_evaluate_chunk(net, distinct, shared_layers(distinct), images, labels, calibration, bn, "fp32"))  # fmt: skip
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)

@@ -1,7 +1,8 @@
 """Evaluation of paths on small images on a GPU, by replay of CUDA graphs (see `graphs.py` for training)."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from greedynas.evaluation import BNMode, bn_mode, pooled, run_block
 from greedynas.gpu import recording
 from greedynas.gpu.recording import Casts, Graph, bring, writing
 from greedynas.paths import OpPath
+from greedynas.space import Space
 from greedynas.supernet import Supernet
 
 FEW_PATHS = 8  # fewer, counted over all calls, are evaluated before they are recorded
@@ -38,7 +40,7 @@ class GraphedEvaluation:
         self.casts = Casts(net) if self.half else None
         self.buffers: list[Tensor] = []  # the statistics that recalibration writes live as long as what writes them
         self.pool = recording.new_pool()
-        self.subtree: Subtree | None = None
+        self.subtrees: dict[int, Subtree] = {}  # by where the first of their blocks is
         with self._conditions(net):
             self.refresh = recording.recorded(self.casts.refresh, self.pool) if self.casts is not None else None
             self._record(net)
@@ -86,17 +88,25 @@ class GraphedEvaluation:
             for block in last  # type: ignore[attr-defined]
         ]
 
-    def _record_subtree(self, net: Supernet) -> "Subtree":
-        """All ops of the last two layers behind the input of the first of them, branch beside branch."""
-        ops, leaves = ([*layer] for layer in net.layers[-2:])  # type: ignore[misc]
-        scores = Scores.empty(len(ops) * len(leaves), len(self.labels), self.images.device)
+    def _record_subtrees(self, net: Supernet, families: Iterable[Sequence[OpPath]]) -> None:
+        """Those of these families that are not there yet: more than one where the last two layers have blocks for an identity
+        before them."""
+        for first in {net.places(family[0])[-2] for family in families} - self.subtrees.keys():
+            self.subtrees[first] = self._record_subtree(net, first)
 
-        def branch(i: int) -> None:
-            stage = run_block(ops[i], *self.boundaries[-2])
-            for j, leaf in enumerate(leaves):
-                self._classify(net, leaf, stage, i * len(leaves) + j, scores)
+    def _record_subtree(self, net: Supernet, first: int) -> "Subtree":
+        """All ops of the last two layers behind the input of the first of them, branch beside branch. Where that layer's blocks
+        for them begin is `first`."""
+        ops, leaves = net.space.num_ops[-2:]
+        scores = Scores.empty(ops * leaves, len(self.labels), self.images.device)
 
-        branches = [partial(branch, i) for i in range(len(ops))]
+        def branch(op: int) -> None:
+            stage = run_block(net.layers[-2][first + op], *self.boundaries[-2])  # type: ignore[index]
+            for leaf in range(leaves):
+                block = net.layers[-1][net.place(-1, leaf, op)]  # type: ignore[index]
+                self._classify(net, block, stage, op * leaves + leaf, scores)
+
+        branches = [partial(branch, op) for op in range(ops)]
         # Recalibration goes through statistics that all branches share: they take turns.
         work = recording.in_turn(branches) if self.calibration is not None else recording.side_by_side(branches)
         with self._conditions(net):
@@ -130,17 +140,20 @@ class GraphedEvaluation:
         self.stem.replay()
         found = Scores.empty(len(distinct), len(labels), images.device)
         families = [list(family) for _, family in itertools.groupby(distinct, lambda path: path[:-2])]
-        if self.subtree is None and sum(map(self._whole, families)) >= FEW_SUBTREES:
-            self.subtree = self._record_subtree(net)
+        whole = [is_whole(family, net.space) for family in families]
+        if sum(whole) >= FEW_SUBTREES:
+            self._record_subtrees(net, itertools.compress(families, whole))
         row = 0
-        for family in families:
-            if self.subtree is not None and self._whole(family):
-                self._replay_layers(family[0][:-2], shared[row])
-                self.subtree.graph.replay()
-                found.take(row, self.subtree.scores)
+        for family, all_there in zip(families, whole, strict=True):
+            path = net.places(family[0])
+            if all_there and path[-2] in self.subtrees:
+                subtree = self.subtrees[path[-2]]
+                self._replay_layers(path[:-2], shared[row])
+                subtree.graph.replay()
+                found.take(row, subtree.scores)
                 row += len(family)
                 continue
-            for path in family:
+            for path in map(net.places, family):
                 self._replay_layers(path[:-1], shared[row])
                 self.last[path[-1]].replay()
                 found.take(row, self.scores)
@@ -151,9 +164,10 @@ class GraphedEvaluation:
         for layer, op in zip(self.layers[known : len(ops)], ops[known:], strict=True):
             layer[op].replay()
 
-    def _whole(self, family: Sequence[OpPath]) -> bool:
-        """Whether paths that differ in their last two layers at most are all that there are of them."""
-        return len(self.layers) > 0 and len(family) == len(self.layers[-1]) * len(self.last)
+
+def is_whole(family: Sequence[OpPath], space: Space) -> bool:
+    """Whether paths that differ in their last two layers at most are all that there are of them."""
+    return len(space.layers) > 1 and len(family) == math.prod(space.num_ops[-2:])
 
 
 @dataclass

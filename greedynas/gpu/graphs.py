@@ -63,7 +63,7 @@ class GraphedTraining:
         self.labels.copy_(labels)
         self.lr.fill_(lr)
         losses = []
-        for path in paths:
+        for path in map(self.net.places, paths):
             self.stem[0].replay()
             for layer, op in zip(self.layers, path, strict=True):
                 layer[op][0].replay()
