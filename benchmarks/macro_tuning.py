@@ -11,7 +11,7 @@ ranked as filtering ranks them, by the loss on so few images that share their st
 What no setting offers: "init", other weights to start from; "cooldown", so many steps more from the last weights with uniformly
 sampled paths, at a learning rate that falls from this to 0. (The older lines with "init": "zero" are what `train.zero_residuals`
 does now.) A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The
-accuracies are kept beside.
+accuracies are kept beside, and those along the trainings together in accuracies.npz, which `macro_groups.py` and `macro_pairs.py` read.
 """
 
 import argparse
@@ -154,6 +154,18 @@ def compared(accuracies: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     }
 
 
+def pack(out: Path) -> None:
+    """How many of the validation images each path had right at each moment of each finished training, in one file."""
+    packed = {}
+    for told in map(json.loads, (out / "trials.jsonl").read_text().splitlines()):
+        name = f"{told['name']}_{told['seed']}"
+        with np.load(out / f"{name}.npz") as arrays:
+            rows = [arrays[f"step{moment['step']}_accuracy"] for moment in told["moments"]]
+            rows.append(arrays[f"{next(iter(told['bn']))}_accuracy"])
+        packed[name] = np.round(np.array(rows) * told["val_images"]).astype(np.uint16)
+    np.savez_compressed(out / "accuracies.npz", **packed)  # type: ignore[arg-type]
+
+
 def tell(name: str, seed: int, found: dict[str, Any]) -> None:
     tau, top = (float("nan") if found[key] is None else found[key] for key in ("tau_b", "tau_b_top10"))
     print(
@@ -198,6 +210,8 @@ def main() -> None:
             print(f"  {result['epochs']} epochs, {told}", flush=True)
     except TimeoutError:
         print("out of time", flush=True)
+    if (arguments.out / "trials.jsonl").exists():
+        pack(arguments.out)
     for process in list((jobs._processes or {}).values()):  # not waited for: what runs now would not be finished
         process.kill()
 
