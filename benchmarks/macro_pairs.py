@@ -1,6 +1,6 @@
 """How two neighbouring layers count together in the rankings of supernets, and in the truth.
 
-    python benchmarks/macro_pairs.py nas-bench-macro_cifar10.json benchmarks/macro_accuracies_eleventh.npz \
+    python benchmarks/macro_pairs.py nas-bench-macro_cifar10.json benchmarks/macro_accuracies_*.npz \
         benchmarks/macro_unsplit/parts/*.npz > benchmarks/macro_pairs.txt
 
 The files are accuracies of many trials (see `macro_groups.py`; the mean over the last two thirds of the moments counts), or one part of
@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from macro_groups import FIRST, tau
 from numpy.typing import NDArray
-from scipy.stats import kendalltau, norm, rankdata
+from scipy.stats import norm, rankdata
 
 from greedynas.space import load_space
 from greedynas.studies.macro import ranked_paths
@@ -32,17 +33,13 @@ def line(name: str, scores: Numbers, truth: Truth) -> str:
     pairs = there[:, :-1] * there[:, 1:]
     normal = norm.ppf((rankdata(scores) - 0.5) / len(scores))
     interactions = fitted(np.concatenate([pairs, ops], axis=1), normal)[: pairs.shape[1]]
-    whole = (paths[:, [0, 2, 5]] > 0).all(axis=1)
+    whole = (paths[:, FIRST] > 0).all(axis=1)
     taus = tau(scores, true), tau(ops @ fitted(ops, scores), true), tau(scores[whole], true[whole])
     return f"{name:52s} {taus[0]:5.3f} {taus[1]:5.3f}   {taus[2]:5.3f}  " + " ".join(f"{x:5.2f}" for x in interactions)
 
 
 def fitted(terms: Numbers, values: Numbers) -> Numbers:
     return np.linalg.lstsq(terms, values, rcond=None)[0]
-
-
-def tau(scores: Numbers, true: Numbers) -> float:
-    return float(kendalltau(scores, true).statistic)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from greedynas.network import build_network
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.recipes import make_optimizer as make_retrain_optimizer
 from greedynas.space import Space
-from greedynas.stages import choose_precisions
+from greedynas.stages import choose_precisions, fresh_supernet
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
 from greedynas.training import make_optimizer, make_step
@@ -53,8 +53,7 @@ def measure_pace(config: Config, data: Data, device: torch.device, budget: Budge
     space = config.space.adapt(num_classes=len(data.class_names))
     budget = None if budget is None else budget.model_copy(update={"max_latency_ms": None, "min_latency_ms": None})
     precision, eval_precision = choose_precisions(config, device)
-    net = Supernet(space, generator=torch_stream(config.seed, "pace"), split=config.train.split_after_identity)
-    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = fresh_supernet(config, len(data.class_names), device)
     size = min(config.train.batch_size, len(data.train))
     with engine.using(config.engine):
         step = _step(config, net, data, size, precision)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
@@ -33,7 +32,7 @@ from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.schedule import Schedule
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.space import Space, first_problem
-from greedynas.stages import choose_device, choose_precisions, read_data
+from greedynas.stages import choose_device, choose_precisions, fresh_supernet, read_data
 from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
@@ -178,10 +177,9 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     engine.use(config.engine)
     data = data or read_data(config, device)
     run.check_data(data.identity())
-    net = Supernet(config.space, len(data.class_names), split=config.train.split_after_identity)
+    net = fresh_supernet(config, len(data.class_names), device)
     with fitting(run.supernet):
         load_weights(net, evaluated(tensors))
-    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net, state, data, choose_precisions(config, device)[1]
 
 

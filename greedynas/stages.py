@@ -68,7 +68,7 @@ def train_stage(
 
 
 def fresh_supernet(config: Config, num_classes: int, device: torch.device) -> Supernet:
-    """What training starts from."""
+    """What training starts from, or what weights of a run are loaded into."""
     net = Supernet(
         config.space, num_classes, torch_stream(config.seed, "init"), split=config.train.split_after_identity
     )

@@ -18,7 +18,7 @@ class Supernet(nn.Module):
     """All paths of a space with shared weights. `net(x, path)` touches the parameters of that path alone.
 
     With `split`, a layer that follows one with an identity has every op twice, and the second of each behind that identity: to
-    replace the layer before is another task than to go on from it, and weights that have to do both do neither well.
+    replace the layer before is another task than to go on from it.
     """
 
     def __init__(

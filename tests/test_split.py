@@ -15,6 +15,7 @@ from greedynas.stages import train_stage
 from greedynas.studies.supernets import load_trained, rank_paths
 from greedynas.supernet import Supernet
 from greedynas.trained import load_network
+from tests.test_retraining import DATA
 from tests.test_training import SETTINGS, tiny_space
 
 
@@ -57,7 +58,7 @@ def test_layers_that_follow_no_identity_are_as_always():
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_from_training_to_a_network_with_the_supernets_weights(photos, tmp_path):
     folder, quiet = tmp_path / "run", Console(quiet=True)
-    data = {"val_images": 12, "test_images": 6, "workers": 0, "pad": 1, "source": str(photos)}
+    data = {**DATA, "source": str(photos)}
     train = {**SETTINGS, "split_after_identity": True, "snapshots": 2}
     config = Config(name="tiny", space=tiny_space(), data=data, train=train)
     train_stage(config, folder, quiet)
