@@ -3,12 +3,13 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "filter": 100, "init": "torch", "cooldown": [[500, 0.1], ...]};
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "filter": 100, "init": "torch", "canonical": true, "cooldown": [[500, 0.1], ...]};
 all from "bn" on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so
 many random paths (the same for all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so
 many moments of its training (and, if its weights are averaged, once with the last ones). With "filter" the paths are also
 ranked as filtering ranks them, by the loss on so few images that share their statistics, in each mode for three draws of images.
-What no setting offers: "init", other weights to start from; "cooldown", so many steps more from the last weights with uniformly
+What no setting offers: "init", other weights to start from; "canonical", one set of weights for all paths that are the same
+network; "cooldown", so many steps more from the last weights with uniformly
 sampled paths, at a learning rate that falls from this to 0. (The older lines with "init": "zero" are what `train.zero_residuals`
 does now.) A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The
 accuracies are kept beside, and those along the trainings together in accuracies.npz, which `macro_groups.py` and `macro_pairs.py` read.
@@ -31,12 +32,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
-from greedynas import supernet
+from greedynas import evaluation, sampling, supernet
 from greedynas.blocks import initialise
 from greedynas.config import Config, load_config
 from greedynas.gpu import engine
+from greedynas.paths import OpPath, canonical, parse_path
 from greedynas.runs import read_checkpoint
 from greedynas.sampling import sample_paths
+from greedynas.space import Space
 from greedynas.stages import choose_device, choose_precisions
 from greedynas.state import load_weights
 from greedynas.streams import stream
@@ -52,6 +55,8 @@ DRAWS = 3
 def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     supernet.initialise = STARTS[job.get("init", "ours")]  # type: ignore[attr-defined]
+    read_path = canonical_path if job.get("canonical") else parse_path
+    sampling.parse_path = evaluation.parse_path = read_path  # type: ignore[attr-defined]
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": job["seed"]})
     part = {
         "config": config.model_dump(mode="json"),
@@ -136,6 +141,10 @@ def as_torch_starts(net: nn.Module, generator: torch.Generator | None = None) ->
             bound = module.weight[0].numel() ** -0.5
             for weight in module.parameters():
                 weight.uniform_(-bound, bound, generator=generator)
+
+
+def canonical_path(path: Any, space: Space) -> OpPath:
+    return canonical(parse_path(path, space), space)
 
 
 STARTS = {"ours": initialise, "torch": as_torch_starts}
