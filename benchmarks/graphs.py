@@ -31,7 +31,7 @@ from greedynas.gpu import engine
 from greedynas.sampling import fair_paths
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, make_step, train_supernet
+from greedynas.training import TrainingStep, make_optimizer, train_supernet
 
 DEVICE = torch.device("cuda")
 BATCH = 256
@@ -45,7 +45,7 @@ def fresh(config: Any, seed: int = 0) -> Supernet:
 
 def steps(config: Any, data: Any, net: Supernet, count: int, lr: float, seed: int = 0) -> Any:
     """Losses, on the device, of training steps on random paths (or fair groups of them), one a time."""
-    step = make_step(net, make_optimizer(net, config.train), config.train, None, "bf16")
+    step = TrainingStep(net, make_optimizer(net, config.train), config.train, None, "bf16")
     batches = (batch for epoch in itertools.count() for batch in data.train.train_batches(epoch, BATCH))
     paths = [tuple(path) for path in config.space.sample(count, stream(seed, "paths")).tolist()]
     for i, (images, labels) in zip(range(count), batches, strict=False):

@@ -1,7 +1,7 @@
 """How two neighbouring layers count together in the rankings of supernets, and in the truth.
 
     python benchmarks/macro_pairs.py nas-bench-macro_cifar10.json benchmarks/macro_accuracies_*.npz \
-        benchmarks/macro_unsplit/parts/*.npz > benchmarks/macro_pairs.txt
+        benchmarks/macro_{unsplit,split}/parts/*.npz > benchmarks/macro_pairs.txt
 
 The files are accuracies of many trials (see `macro_groups.py`; the mean over the last two thirds of the moments counts), or one part of
 `greedynas study macro`. A line has tau-b, tau-b of an additive model that was fitted to the supernet's own accuracies (one number for
@@ -13,16 +13,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from macro_groups import FIRST, tau
-from numpy.typing import NDArray
-from scipy.stats import norm, rankdata
+from macro_groups import FIRST, Numbers, accuracies_in, late_mean, normal_scores, tau
 
 from greedynas.space import load_space
 from greedynas.studies.macro import ranked_paths
 from greedynas.studies.truth import Truth, read_truth
 
-Numbers = NDArray[np.float64]
-HEADER = f"{'':52s}   tau   add  within  " + " ".join(f"{i},{i + 1}".rjust(5) for i in range(1, 8))
+HEADER = f"{'':58s}   tau   add  within  " + " ".join(f"{i},{i + 1}".rjust(5) for i in range(1, 8))
 
 
 def line(name: str, scores: Numbers, truth: Truth) -> str:
@@ -31,11 +28,11 @@ def line(name: str, scores: Numbers, truth: Truth) -> str:
     ops = np.concatenate([np.ones((len(paths), 1)), paths == 1, paths == 2], axis=1)
     there = (paths > 0) - 0.5
     pairs = there[:, :-1] * there[:, 1:]
-    normal = norm.ppf((rankdata(scores) - 0.5) / len(scores))
+    normal = normal_scores(scores)
     interactions = fitted(np.concatenate([pairs, ops], axis=1), normal)[: pairs.shape[1]]
     whole = (paths[:, FIRST] > 0).all(axis=1)
     taus = tau(scores, true), tau(ops @ fitted(ops, scores), true), tau(scores[whole], true[whole])
-    return f"{name:52s} {taus[0]:5.3f} {taus[1]:5.3f}   {taus[2]:5.3f}  " + " ".join(f"{x:5.2f}" for x in interactions)
+    return f"{name:58s} {taus[0]:5.3f} {taus[1]:5.3f}   {taus[2]:5.3f}  " + " ".join(f"{x:5.2f}" for x in interactions)
 
 
 def fitted(terms: Numbers, values: Numbers) -> Numbers:
@@ -46,13 +43,11 @@ def main() -> None:
     truth = read_truth(Path(sys.argv[1]), load_space("macro"))
     print(HEADER)
     print(line("the truth itself", truth.accuracies, truth))
-    for name in sys.argv[2:]:
-        with np.load(name) as found:
-            if "batch_accuracy" in found:
-                print(line(Path(name).stem, found["batch_accuracy"].astype(float), truth))
-                continue
-            means = {trial: rows[len(rows) // 3 :].mean(axis=0) for trial, rows in found.items()}
-            print("\n".join(line(trial, mean, truth) for trial, mean in sorted(means.items()) if np.ptp(mean) > 0))
+    for file in sys.argv[2:]:
+        for name, rows in accuracies_in(file):
+            mean = late_mean(rows)
+            if np.ptp(mean) > 0:
+                print(line(name, mean, truth))
 
 
 if __name__ == "__main__":

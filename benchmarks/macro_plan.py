@@ -1,36 +1,43 @@
 """The plan of the next round for `macro_tuning.py`: `python benchmarks/macro_plan.py > carry/plan.json`.
 
-Paths that are the same network with the same weights (`canonical`), with and without weights split behind identities
-(`train.split_after_identity`); and longer trainings with the split.
+Several supernets in one training (`train.supernets`), for every method at what was best for it with one supernet, all at the corrected
+cost of some 170 epochs of plain training. Moments are so that the end of every supernet is one: what fewer supernets or other snapshots
+would have given can be computed from them.
 """
 
 import json
 from typing import Any
 
 
-def greedy(
-    seed: int, lr: float, epochs: int = 60, *, canonical: bool, split: bool, paths: int = 1500
+def job(name: str, seed: int, paths: int, moments: int, **train: Any) -> dict[str, Any]:
+    settings = {"stopping": False, "snapshots": 1, **train}
+    changes = {"data.check_duplicates": False, "data.workers": 0, **{f"train.{key}": settings[key] for key in settings}}
+    return {"name": name, "seed": seed, "set": changes, "paths": paths, "moments": moments}
+
+
+def greedy(seed: int, supernets: int, epochs: int, split: bool) -> dict[str, Any]:
+    name = f"g{supernets}x{epochs}-b256-lr0.2-const-p50-e.5-k6-zero-wdall{'-split' if split else ''}"
+    several = {"supernets": supernets, "max_epochs": supernets * epochs, "split_after_identity": split}
+    return job(name, seed, 1500, 4 * supernets, **several)
+
+
+def rival(
+    sampler: str, seed: int, supernets: int, epochs: int, batch: int, lr: float, *, decay_all: bool, split: bool
 ) -> dict[str, Any]:
-    """Residual branches start at zero at the higher rate only, which is where that helped."""
-    zero = lr > 0.1
-    words = [f"g{epochs}-b256-lr{lr:g}-const-p50-e.5-k6", "zero" * zero, "wdall", "split" * split, "canon" * canonical]
-    settings = {"stopping": False, "snapshots": 1, "max_epochs": epochs, "split_after_identity": split, "lr": lr}
-    changes = {"data.check_duplicates": False, "data.workers": 0, "train.zero_residuals": zero}
-    changes |= {f"train.{key}": value for key, value in settings.items()}
-    job = {"name": "-".join(filter(None, words)), "seed": seed, "set": changes, "paths": paths, "moments": epochs // 10}
-    return {**job, "canonical": canonical}
+    words = [f"{sampler[0]}{supernets}x{epochs}-b{batch}-lr{lr:g}-const", "wdall" * decay_all, "split" * split]
+    several = {"supernets": supernets, "max_epochs": supernets * epochs, "split_after_identity": split}
+    settings = {"sampler": sampler, "batch_size": batch, "lr": lr, "decay_all": decay_all, "zero_residuals": False}
+    return job("-".join(filter(None, words)), seed, 600, 4 * supernets, **several, **settings)
 
 
 PLAN = [
-    greedy(1, 0.2, canonical=True, split=True),
-    greedy(1, 0.1, canonical=True, split=True),
-    greedy(1, 0.2, canonical=True, split=False),
-    greedy(2, 0.2, canonical=True, split=True),
-    greedy(2, 0.1, canonical=True, split=True),
-    greedy(1, 0.1, 120, canonical=False, split=True),
-    greedy(2, 0.2, canonical=True, split=False),
-    greedy(2, 0.1, 120, canonical=True, split=True),
-    greedy(100, 0.1, canonical=True, split=True),
+    greedy(1, 4, 36, split=True),
+    rival("uniform", 1, 8, 21, 256, 0.05, decay_all=False, split=False),
+    rival("fair", 1, 4, 14, 256, 0.1, decay_all=False, split=False),
+    greedy(2, 4, 36, split=True),
+    rival("uniform", 1, 3, 56, 512, 0.3, decay_all=True, split=True),
+    rival("fair", 1, 2, 28, 512, 0.1, decay_all=False, split=False),
+    greedy(1, 4, 36, split=False),
 ]
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from greedynas.studies.correlations import best_of, rank_correlations
 from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
 from greedynas.studies.supernets import Trained, checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
-from greedynas.training import make_optimizer, make_step
+from greedynas.training import TrainingStep, make_optimizer
 
 DRAWS = 3
 
@@ -117,7 +117,7 @@ def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, 
     trained = load_trained(folder, config)
     net, train, settings = trained.net.train(), trained.data.train, config.train
     precision = choose_precisions(config, choose_device(config.device))[0]
-    step = make_step(net, make_optimizer(net, settings), settings, None, precision)
+    step = TrainingStep(net, make_optimizer(net, settings), settings, None, precision)
     if precision == "bf16":
         engine.prepare(net, settings.batch_size)
     rng = stream(config.seed, "cool-down")

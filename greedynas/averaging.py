@@ -19,6 +19,11 @@ class AveragedWeights:
         self._live = {name: tensor.detach() for name, tensor in weights.items() if tensor.is_floating_point()}
         self._averages = {name: tensor.clone() for name, tensor in self._live.items()}
 
+    def begin(self) -> None:
+        """From the net's own weights as they are now."""
+        if self._live:
+            torch._foreach_copy_(list(self._averages.values()), list(self._live.values()))
+
     def update(self, step: int) -> None:
         """After so many steps; at first the average follows closely, else it would remember the initial weights."""
         if self._live:

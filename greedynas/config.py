@@ -61,8 +61,11 @@ class TrainSettings(BaseModel):
     clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
-    # Supernets on which a search evaluates every path, to average: the last, the others evenly since the end of warm-up
-    snapshots: Count = 1
+    # Supernets on which a search evaluates every path, to average
+    supernets: Count = (
+        1  # one after the other from fresh weights, each for its part of max_epochs; at most one an epoch
+    )
+    snapshots: Count = 1  # of each of them: the last, the others evenly since the end of its warm-up
     # Bookkeeping
     log_every: Count = 20  # steps
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0

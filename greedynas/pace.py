@@ -23,10 +23,10 @@ from greedynas.network import build_network
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.recipes import make_optimizer as make_retrain_optimizer
 from greedynas.space import Space
-from greedynas.stages import choose_precisions, fresh_supernet
+from greedynas.stages import choose_precisions, supernet_of
 from greedynas.streams import stream, torch_stream
 from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, make_step
+from greedynas.training import TrainingStep, make_optimizer
 
 PATIENCE = 0.5  # seconds for one repetition of a part; what would take longer is done with fewer images
 DECODED = 64  # different images that are decoded for it
@@ -53,7 +53,7 @@ def measure_pace(config: Config, data: Data, device: torch.device, budget: Budge
     space = config.space.adapt(num_classes=len(data.class_names))
     budget = None if budget is None else budget.model_copy(update={"max_latency_ms": None, "min_latency_ms": None})
     precision, eval_precision = choose_precisions(config, device)
-    net = fresh_supernet(config, len(data.class_names), device)
+    net = supernet_of(config, len(data.class_names), device)
     size = min(config.train.batch_size, len(data.train))
     with engine.using(config.engine):
         step = _step(config, net, data, size, precision)
@@ -93,7 +93,7 @@ def _step(config: Config, net: Supernet, data: Data, size: int, precision: str) 
     optimizer = make_optimizer(net, config.train)
     paths = _spread(net.space, None, config.seed)
 
-    step = make_step(net, optimizer, config.train, data.class_weights, precision)
+    step = TrainingStep(net, optimizer, config.train, data.class_weights, precision)
 
     def work(n: int) -> None:
         for path in paths:

@@ -102,9 +102,9 @@ def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
     fair = max(config.space.num_ops) if settings.sampler == "fair" else 1
     optimization, evaluation = schedule.predicted_images(num_ops=fair)
     seconds = schedule.steps * (fair * pace.step + pace.waiting)
-    if evaluation:
-        seconds += math.ceil(max(schedule.steps - schedule.warmup, 0) / settings.k) * pace.filtering
-    what = f"{settings.max_epochs:,} epochs of {len(data.train):,} images"
+    seconds += schedule.filterings(schedule.steps) * pace.filtering
+    several = f"{len(schedule.supernets)} supernets, " if len(schedule.supernets) > 1 else ""
+    what = f"{several}{settings.max_epochs:,} epochs of {len(data.train):,} images"
     return Stage("supernet", what, seconds, optimization, evaluation)
 
 

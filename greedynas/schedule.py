@@ -1,5 +1,6 @@
 """What is due at which step of supernet training, and what the whole of it costs, counted as in Table 1 of the paper."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -24,33 +25,66 @@ class Schedule:
         return self.settings.max_epochs * self.steps_per_epoch
 
     @property
+    def supernets(self) -> list[range]:
+        """The steps of each supernet, in whole epochs. Warm-up, learning rate and ε start again with each of them."""
+        epochs = self.settings.max_epochs
+        count = min(self.settings.supernets, epochs)
+        bounds = [epochs * i // count * self.steps_per_epoch for i in range(count + 1)]
+        return [range(first, end) for first, end in itertools.pairwise(bounds)]
+
+    def supernet(self, step: int) -> range:
+        """The steps of the supernet that a step trains; after the last step, of the last one."""
+        return next((steps for steps in self.supernets if step < steps.stop), self.supernets[-1])
+
+    @property
     def warmup(self) -> int:
         """Steps of uniform sampling, without filtering and pool updates."""
+        return sum(self._warm(steps) - steps.start for steps in self.supernets)
+
+    def _warm(self, steps: range) -> int:
+        """The first step after a supernet's warm-up."""
         warmup = self.settings.warmup
-        return round(warmup * self.steps) if isinstance(warmup, float) else warmup
+        return steps.start + (round(warmup * len(steps)) if isinstance(warmup, float) else warmup)
 
     @property
     def snapshots(self) -> frozenset[int]:
         """Steps after which a supernet is kept for the search, besides the last one."""
-        first, count = min(self.warmup, self.steps), self.settings.snapshots
-        return frozenset(first + (self.steps - first) * i // count for i in range(1, count)) - {0, self.steps}
+        count, kept = self.settings.snapshots, set()
+        for steps in self.supernets:
+            first = min(self._warm(steps), steps.stop)
+            kept |= {first + (steps.stop - first) * i // count for i in range(1, count + 1)}
+        return frozenset(kept - {0, self.steps})
 
     def lr(self, step: int) -> float:
         """Cosine decay from the initial value to the final one."""
         first, last = self.settings.lr, self.settings.lr * self.settings.lr_end
-        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        steps = self.supernet(step)
+        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * (step - steps.start) / len(steps)))
 
     def epsilon(self, step: int) -> float:
         """Probability of sampling from the pool: linear from 0 at the end of warm-up to its level at the last step."""
-        if not self.settings.pool_sampling or step <= self.warmup:
+        steps = self.supernet(step)
+        warm = self._warm(steps)
+        if not self.settings.pool_sampling or step <= warm:
             return 0.0
-        return self.settings.epsilon * (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)
+        return self.settings.epsilon * (step - warm) / max(steps.stop - 1 - warm, 1)
 
     def filters(self, step: int) -> bool:
         """Whether paths are evaluated before they are trained: to filter them, or for the pool that other switches use."""
+        return self._needs_losses and step >= self._warm(self.supernet(step))
+
+    @property
+    def _needs_losses(self) -> bool:
         settings = self.settings
         used = settings.filtering or settings.pool_sampling or settings.stopping
-        return settings.sampler == "greedy" and used and step >= self.warmup
+        return settings.sampler == "greedy" and used
+
+    def filterings(self, steps: int) -> int:
+        """How often paths are evaluated in the first steps."""
+        if not self._needs_losses:
+            return 0
+        warm = [max(min(steps, supernet.stop) - self._warm(supernet), 0) for supernet in self.supernets]
+        return sum(math.ceil(filtered / self.settings.k) for filtered in warm)
 
     def predicted_images(self, epochs: int | None = None, num_ops: int = 1) -> tuple[int, int]:
         """(optimization, evaluation) images of a training that stops after so many epochs, without repeated paths."""
@@ -58,9 +92,7 @@ class Schedule:
         steps = (epochs or settings.max_epochs) * self.steps_per_epoch
         batch = min(settings.batch_size, self.train_images)
         optimization = steps * batch * (num_ops if settings.sampler == "fair" else 1)
-        if not self.filters(self.steps):
-            return optimization, 0
-        paths = math.ceil(max(steps - self.warmup, 0) / settings.k) * (settings.m if settings.filtering else settings.k)
+        paths = self.filterings(steps) * (settings.m if settings.filtering else settings.k)
         calibration = min(settings.calibration_images, self.train_images) if settings.bn == "recalibrate" else 0
         return optimization, paths * (settings.filter_images + calibration)
 

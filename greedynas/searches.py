@@ -32,7 +32,7 @@ from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.schedule import Schedule
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.space import Space, first_problem
-from greedynas.stages import choose_device, choose_precisions, fresh_supernet, read_data
+from greedynas.stages import choose_device, choose_precisions, read_data, supernet_of
 from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
@@ -177,7 +177,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     engine.use(config.engine)
     data = data or read_data(config, device)
     run.check_data(data.identity())
-    net = fresh_supernet(config, len(data.class_names), device)
+    net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):
         load_weights(net, evaluated(tensors))
     return net, state, data, choose_precisions(config, device)[1]

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas import distributed
-from greedynas.blocks import start_as_identities
 from greedynas.config import Config
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
@@ -20,8 +19,8 @@ from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
 from greedynas.state import TrainState
-from greedynas.streams import stream, torch_stream
-from greedynas.supernet import Supernet
+from greedynas.streams import stream
+from greedynas.supernet import Supernet, fresh_supernet
 from greedynas.training import train_supernet
 
 
@@ -46,7 +45,7 @@ def train_stage(
         for note in data.notes:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
-        net = fresh_supernet(config, len(data.class_names), device)
+        net = supernet_of(config, len(data.class_names), device)
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
         if show_plan:
             console.print(plan_table(config, len(data.train)))
@@ -67,13 +66,9 @@ def train_stage(
     return summary(state)
 
 
-def fresh_supernet(config: Config, num_classes: int, device: torch.device) -> Supernet:
+def supernet_of(config: Config, num_classes: int, device: torch.device) -> Supernet:
     """What training starts from, or what weights of a run are loaded into."""
-    net = Supernet(
-        config.space, num_classes, torch_stream(config.seed, "init"), split=config.train.split_after_identity
-    )
-    if config.train.zero_residuals:
-        start_as_identities(net)
+    net = fresh_supernet(config.space.adapt(num_classes=num_classes), config.train, config.seed)
     return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -139,6 +134,7 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
         "train_images": images,
         "steps_per_epoch": schedule.steps_per_epoch,
         "steps": schedule.steps,
+        "supernets": len(schedule.supernets),
         "warmup_steps": schedule.warmup,
         "costs": costs,
         "supplement_corrected_images": supplement_corrected_images() if config.expect is not None else None,
@@ -159,6 +155,7 @@ def plan_table(config: Config, train_images: int | None = None) -> Table:
     table.caption = (
         f"{facts['train_images']:,} training images, {facts['steps_per_epoch']:,} steps an epoch, "
         f"{facts['warmup_steps']:,} steps of warm-up"
+        + (f", {facts['supernets']} supernets one after the other" if facts["supernets"] > 1 else "")
     )
     return table
 

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greedynas.blocks import initialise, make_block
+from greedynas.blocks import initialise, make_block, start_as_identities
+from greedynas.config import TrainSettings
 from greedynas.gpu import ends
 from greedynas.network import Network, feature_info, fixed_blocks, in_stages
 from greedynas.paths import OpPath, parse_path
 from greedynas.space import Space, load_space
+from greedynas.streams import torch_stream
 
 
 class Supernet(nn.Module):
@@ -92,3 +94,12 @@ class Supernet(nn.Module):
             feature_info=feature_info(self.space),
         )
         return network.train(self.training)
+
+
+def fresh_supernet(space: Space, settings: TrainSettings, seed: int, number: int = 0) -> Supernet:
+    """The supernet that a training starts from, or a later one of several, on the CPU."""
+    generator = torch_stream(seed, "init", *([number] if number else []))
+    net = Supernet(space, generator=generator, split=settings.split_after_identity)
+    if settings.zero_residuals:
+        start_as_identities(net)
+    return net

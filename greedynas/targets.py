@@ -21,7 +21,7 @@ from greedynas.pretrained import load_pretrained
 from greedynas.reporting.records import Search, read_record
 from greedynas.runs import NAME, Run
 from greedynas.space import Space, load_space, space_names
-from greedynas.stages import fresh_supernet
+from greedynas.stages import supernet_of
 from greedynas.state import fitting, load_weights
 from greedynas.streams import torch_stream
 from greedynas.trained import Card, make_network
@@ -216,7 +216,7 @@ def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) ->
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
-    supernet = fresh_supernet(run.config(), len(card.class_names), torch.device("cpu"))
+    supernet = supernet_of(run.config(), len(card.class_names), torch.device("cpu"))
     with fitting(run.supernet):
         load_weights(supernet, evaluated(checkpoint[0]))
     # One after the other: the same blocks, which the two forms may count to different stages.

@@ -30,7 +30,7 @@ from greedynas.sampling import Filtered, fair_paths, filter_paths, sample_paths
 from greedynas.schedule import Schedule
 from greedynas.state import TrainState, restore_state, training_tensors
 from greedynas.streams import stream
-from greedynas.supernet import Supernet
+from greedynas.supernet import Supernet, fresh_supernet
 from greedynas.syncnorm import synchronise
 from greedynas.telemetry import Recorder, checkpointing, diverged
 
@@ -48,7 +48,7 @@ def train_supernet(
 ) -> TrainState:
     """Algorithm 2: every k steps sample and filter paths and update the pool, then train each kept path on one batch.
 
-    With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted. The net is left with
+    If the settings ask for several supernets, the net becomes one after the other. With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted. The net is left with
     its last weights, or with the averaged ones if the settings ask for an average.
     """
     schedule = Schedule(settings, len(data.train))
@@ -65,7 +65,7 @@ def train_supernet(
     if state.stopped is not None:
         average.replace()
         return state
-    step = make_step(net, optimizer, settings, data.class_weights, precision)
+    step = TrainingStep(net, optimizer, settings, data.class_weights, precision)
     if precision == "bf16":
         engine.prepare(net, -(-images_per_step // distributed.size()))
 
@@ -82,6 +82,13 @@ def train_supernet(
     ):
         while state.stopped is None:
             done = state.step - state.epoch * schedule.steps_per_epoch
+            supernet = schedule.supernet(state.step)
+            if state.step == supernet.start > 0 and not done:
+                number = schedule.supernets.index(supernet)
+                net.load_state_dict(fresh_supernet(net.space, settings, seed, number).state_dict())
+                begin_anew(optimizer, average, state)
+                step.refresh()
+                logger.info("supernet %d of %d begins", number + 1, len(schedule.supernets))
             for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
                 if not state.waiting:
                     rng = stream(seed, "paths", state.draws)
@@ -102,14 +109,14 @@ def train_supernet(
                 lr = schedule.lr(state.step)
                 loss = step(images, labels, paths, lr)
                 state.step += 1
-                average.update(state.step)
+                average.update(state.step - supernet.start)
                 state.optimization_images += images_per_step * len(paths)
                 recorder.step(loss, paths[0])
                 checkpoint.if_due(paths[0])
             state.epoch += 1
             state.novelty = state.pool.novelty(state.snapshot) if state.pool.full else None
             state.snapshot = sorted(state.pool)
-            state.stopped = why_stop(state, settings)
+            state.stopped = why_stop(state, schedule)
             if state.measured_ratio is None:
                 measure = partial(measure_ratio, net, data, settings, precision, eval_precision)
                 state.measured_ratio = distributed.on_first(measure)
@@ -121,9 +128,20 @@ def train_supernet(
     return state
 
 
-def why_stop(state: TrainState, settings: TrainSettings) -> str | None:
-    """The stopping principle, at the end of an epoch: few new paths in a full pool since the end of the epoch before."""
-    if settings.stopping and state.novelty is not None and state.novelty <= settings.alpha:
+def begin_anew(optimizer: torch.optim.Optimizer, average: AveragedWeights, state: TrainState) -> None:
+    """Forget all that was learned with other weights. Momentum is zeroed where it is: recorded steps write there."""
+    for memory in optimizer.state.values():
+        memory["momentum_buffer"].zero_()
+    average.begin()
+    state.pool = CandidatePool(state.pool.size)
+    state.waiting, state.snapshot, state.novelty = [], [], None
+
+
+def why_stop(state: TrainState, schedule: Schedule) -> str | None:
+    """The stopping principle, at the end of an epoch: few new paths in a full pool since the end of the epoch before. Of
+    several supernets the last one alone may stop early."""
+    settings, last = schedule.settings, state.epoch * schedule.steps_per_epoch > schedule.supernets[-1].start
+    if settings.stopping and last and state.novelty is not None and state.novelty <= settings.alpha:
         return f"the pool is steady (π = {state.novelty:.3f} ≤ {settings.alpha})"
     return "max_epochs reached" if state.epoch >= settings.max_epochs else None
 
@@ -171,28 +189,36 @@ def filter_on_validation(
     return filter_paths(net.space, losses, m, settings.k, rng, state.pool, epsilon).decided()
 
 
-def make_step(
-    net: Supernet,
-    optimizer: torch.optim.Optimizer,
-    settings: TrainSettings,
-    class_weights: Tensor | None,
-    precision: str,
-) -> Callable[[Tensor, Tensor, Sequence[OpPath], float], Tensor]:
+class TrainingStep:
     """`train_step`, or where that would be slower than its kernels (small images on a GPU) the same by replay."""
-    recorded: list[GraphedTraining] = []
 
-    def step(images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
-        small = worth_recording(images) and settings.clip_grad is None and distributed.size() == 1
-        if small and not recorded:
-            recorded.append(GraphedTraining(net, optimizer, images, labels, settings, class_weights, precision))
-        if small and recorded[0].images.shape == images.shape:
-            return recorded[0](images, labels, paths, lr)
-        loss = train_step(net, optimizer, images, labels, paths, lr, settings, class_weights, precision)
-        for graphs in recorded:
-            graphs.refresh()
+    def __init__(
+        self,
+        net: Supernet,
+        optimizer: torch.optim.Optimizer,
+        settings: TrainSettings,
+        class_weights: Tensor | None,
+        precision: str,
+    ):
+        self.net, self.optimizer, self.settings = net, optimizer, settings
+        self.class_weights, self.precision = class_weights, precision
+        self.recorded: GraphedTraining | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
+        small = worth_recording(images) and self.settings.clip_grad is None and distributed.size() == 1
+        how = (self.settings, self.class_weights, self.precision)
+        if small and self.recorded is None:
+            self.recorded = GraphedTraining(self.net, self.optimizer, images, labels, *how)
+        if small and self.recorded is not None and self.recorded.images.shape == images.shape:
+            return self.recorded(images, labels, paths, lr)
+        loss = train_step(self.net, self.optimizer, images, labels, paths, lr, *how)
+        self.refresh()
         return loss
 
-    return step
+    def refresh(self) -> None:
+        """After the weights were changed by something else."""
+        if self.recorded is not None:
+            self.recorded.refresh()
 
 
 def train_step(

@@ -6,7 +6,7 @@ import torch
 from greedynas.config import TrainSettings
 from greedynas.gpu import engine, graphs, recording
 from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, make_step, train_step
+from greedynas.training import TrainingStep, make_optimizer, train_step
 from tests.test_kernels import run_interpreted
 
 
@@ -52,7 +52,7 @@ def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
     monkeypatch.setattr("greedynas.training.worth_recording", lambda images: True)
     settings = TrainSettings()
     net = Supernet("macro").train()
-    step = make_step(net, make_optimizer(net, settings), settings, None, "fp32")
+    step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
     images, labels = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)
     for n in (4, 4, 2, 4):
         step(images[:n], labels[:n], [(0,) * 8], 0.1)
@@ -65,7 +65,7 @@ def test_clipped_gradients_take_the_plain_step(monkeypatch):
     monkeypatch.setattr("greedynas.training.worth_recording", lambda images: True)
     settings = TrainSettings(clip_grad=1.0)
     net = Supernet("macro").train()
-    step = make_step(net, make_optimizer(net, settings), settings, None, "fp32")
+    step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
     step(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), [(0,) * 8], 0.1)
     assert Recorded.made == []
 

@@ -92,11 +92,17 @@ def test_a_pool_that_no_limit_lets_in_is_not_praised(run):
 
 
 def test_a_search_on_several_supernets_says_so(photos, tmp_path):
-    runs.searched(runs.trained(tmp_path / "run", photos, snapshots=3), **LIMIT)
-    assert (
-        "shared weights of one supernet at 3 moments of its training."
-        in story.headline(read_facts(tmp_path / "run")).lead
-    )
+    def told(name, **settings):
+        folder = runs.trained(tmp_path / name, photos, **settings)
+        before = story.headline(read_facts(folder)).lead
+        runs.searched(folder, **LIMIT)
+        return before, story.headline(read_facts(folder)).lead
+
+    assert "shared weights of one supernet at 3 moments of its training." in told("moments", snapshots=3)[1]
+    before, after = told("supernets", supernets=2)
+    assert "2 supernets were trained one after the other with greedy sampling for 4 epochs" in before
+    assert "shared weights of 2 supernets." in after
+    assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
 
 
 def test_a_finished_run(run):

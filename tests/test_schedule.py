@@ -87,7 +87,7 @@ def history(stopping=True):
         state.epoch = epoch
         state.novelty = pool.novelty(state.snapshot) if pool.full else None
         state.snapshot = sorted(pool)
-        if stopped_at is None and why_stop(state, settings) is not None:
+        if stopped_at is None and why_stop(state, Schedule(settings, 10_000)) is not None:
             stopped_at = epoch, state.novelty
     return stopped_at
 

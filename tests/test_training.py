@@ -15,7 +15,7 @@ from greedynas.data import DataSettings, open_data
 from greedynas.evaluation import BN_MODES
 from greedynas.runs import Run
 from greedynas.sampling import fair_paths
-from greedynas.stages import fresh_supernet
+from greedynas.stages import supernet_of
 from greedynas.state import TrainState, load_weights
 from greedynas.streams import stream, torch_stream
 from greedynas.training import filter_on_validation, make_optimizer, train_step, train_supernet
@@ -405,11 +405,14 @@ def test_blocks_with_a_residual_start_as_identities_if_asked():
     device, space = torch.device("cpu"), load_config("cifar10").space
     thin, rich = (1, 0, 2, 0, 0, 1, 0, 0), (1, 2, 2, 1, 2, 1, 1, 2)  # layers 1, 3 and 6 change the shape
     images = torch.randn(4, 3, space.image_size, space.image_size, generator=torch_stream(0, "images"))
-    usual, zero = (fresh_supernet(load_config("cifar10", {"zero_residuals": on}), 10, device) for on in (False, True))
+    usual, zero = (
+        supernet_of(load_config("cifar10", {"zero_residuals": on, "split_after_identity": False}), 10, device)
+        for on in (False, True)
+    )
     assert not torch.equal(usual(images, thin), usual(images, rich))
     assert torch.equal(zero(images, thin), zero(images, rich))
     assert torch.equal(zero(images, thin), usual(images, thin))  # all other weights are the usual ones
-    step = training.make_step(zero, make_optimizer(zero, TrainSettings()), TrainSettings(), None, "fp32")
+    step = training.TrainingStep(zero, make_optimizer(zero, TrainSettings()), TrainSettings(), None, "fp32")
     step(images, torch.arange(4), [rich], 0.1)
     assert not torch.equal(zero(images, thin), zero(images, rich))
 

@@ -19,7 +19,7 @@ from greedynas.paths import OpPath
 from greedynas.stages import choose_precisions
 from greedynas.streams import torch_stream
 from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, make_step
+from greedynas.training import TrainingStep, make_optimizer
 
 Step = Callable[[Tensor, Tensor, Sequence[OpPath], float], Tensor]
 
@@ -103,7 +103,7 @@ class Subject:
 
     def step(self) -> Step:
         """The training step. Its gradients are not scaled in fp16, which would take a little longer."""
-        return make_step(self.network, self.optimizer, self.config.train, None, self.precision)  # type: ignore[arg-type]
+        return TrainingStep(self.network, self.optimizer, self.config.train, None, self.precision)  # type: ignore[arg-type]
 
     def evaluate(self, paths: Sequence[OpPath], images: Tensor, labels: Tensor, bn_images: int) -> NDArray:
         """Losses with the BatchNorm statistics of the evaluated images: the default mode."""

@@ -54,10 +54,12 @@ def _found(facts: Facts, model: Model) -> str:
     budget = limits(search.budget)
     within = f"The budget was {budget}" if budget else "There was no limit on its cost"
     networks = facts.networks[search.name]
-    moments = f" at {search.supernets} moments of its training" if search.supernets > 1 else ""
+    count = min(facts.config.train.supernets, search.supernets)
+    several, whose = (f"{count} supernets", "their") if count > 1 else ("one supernet", "its")
+    moments = f" at {search.supernets} moments of {whose} training" if search.supernets > count else ""
     told = (
         f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
-        f"evaluated with the shared weights of one supernet{moments}."
+        f"evaluated with the shared weights of {several}{moments}."
     )
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
@@ -78,7 +80,9 @@ def _supernet(facts: Facts) -> str:
     last = facts.training.epochs[-1]
     ways = {"greedy": "greedy sampling", "uniform": "uniform sampling", "fair": "fair sampling"}
     ended = f" ({last.stopped})" if last.stopped is not None else ""
-    return f"The supernet was trained with {ways[facts.config.train.sampler]} for {epochs(last.epoch)}{ended}."
+    count = facts.config.train.supernets
+    several = f"{count} supernets were trained one after the other" if count > 1 else "The supernet was trained"
+    return f"{several} with {ways[facts.config.train.sampler]} for {epochs(last.epoch)}{ended}."
 
 
 def _tested(model: Model, test: Tested) -> str:

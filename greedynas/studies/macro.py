@@ -53,6 +53,8 @@ QUICK = {
     "train.lr_end": 0.0,
     "train.decay_all": False,
     "train.zero_residuals": False,
+    "train.split_after_identity": False,
+    "train.supernets": 1,
     "train.snapshots": 1,
 }
 EPOCHS = 60.0

@@ -22,7 +22,7 @@ from greedynas.reading import FORMS
 from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoint
 from greedynas.schedule import Schedule, epochs_within
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
-from greedynas.stages import choose_device, choose_precisions, fresh_supernet, train_stage
+from greedynas.stages import choose_device, choose_precisions, supernet_of, train_stage
 from greedynas.state import load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
@@ -130,7 +130,7 @@ def new_supernet(config: Config, data: Data | None = None) -> Trained:
     device = choose_device(config.device)
     engine.use(config.engine)
     data = data or shared_data(config, device)
-    net = fresh_supernet(config, len(data.class_names), device)
+    net = supernet_of(config, len(data.class_names), device)
     return Trained(net, data, config, choose_precisions(config, device)[1])
 
 
