@@ -105,6 +105,18 @@ def test_a_search_on_several_supernets_says_so(photos, tmp_path):
     assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
 
 
+def test_charts_of_training_show_where_another_supernet_begins(photos, tmp_path):
+    facts = read_facts(runs.trained(tmp_path / "run", photos, supernets=2))
+    made = charts.supernet_charts(facts.training, facts.config.train)
+    plain = charts.supernet_charts(facts.training, facts.config.train.model_copy(update={"supernets": 1}))
+    assert set(made) == set(plain) >= {"supernet_loss", "filtering", "pool_losses"}
+    for name, chart in made.items():
+        more = list(chart.figure.layout.shapes)[len(plain[name].figure.layout.shapes) :]
+        assert more
+        assert {shape.x0 for shape in more} == {2}
+        assert chart.caption == plain[name].caption + " Of 2 supernets, another begins at each long-dashed line."
+
+
 def test_a_finished_run(run):
     page = written(run)
     assert page.has("75.0% top-1 on test images with")
