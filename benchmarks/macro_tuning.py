@@ -3,14 +3,14 @@
     python benchmarks/macro_tuning.py PLAN.json --data cifar10/ --truth nas-bench-macro_cifar10.json --jobs 8 --out DIR
 
 The plan is a list of {"name": ..., "seed": ..., "set": {"train.sampler": ..., "train.max_epochs": ..., ...},
-"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "filter": 100, "init": "torch", "canonical": true, "cooldown": [[500, 0.1], ...]};
-all from "bn" on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so
+"bn": [modes], "paths": 1500, "images": 5000, "moments": 4, "filter": 100, "init": "torch", "canonical": true,
+"cooldown": [[500, 0.1], ...]}; all from "bn" on may be left out. Every trial is a part of `greedynas study macro` with settings of its own: one supernet, so
 many random paths (the same for all; without it all 6,561) on so many validation images (or all) in each BatchNorm mode, at so
 many moments of its training (and, if its weights are averaged, once with the last ones). With "filter" the paths are also
 ranked as filtering ranks them, by the loss on so few images that share their statistics, in each mode for three draws of images.
 What no setting offers: "init", other weights to start from; "canonical", one set of weights for all paths that are the same
-network; "cooldown", so many steps more from the last weights with uniformly
-sampled paths, at a learning rate that falls from this to 0. (The older lines with "init": "zero" are what `train.zero_residuals`
+network; "cooldown", so many steps more from the last weights with uniformly sampled paths, at a learning rate that falls from this
+to 0. (The older lines with "init": "zero" are what `train.zero_residuals`
 does now.) A trial adds a line to trials.jsonl: rank correlation with the ground truth, the network it finds, its cost. The
 accuracies are kept beside, and those along the trainings together in accuracies.npz, which `macro_groups.py` and `macro_pairs.py` read.
 """

@@ -62,9 +62,7 @@ class TrainSettings(BaseModel):
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
     # Supernets on which a search evaluates every path, to average
-    supernets: Count = (
-        1  # one after the other from fresh weights, each for its part of max_epochs; at most one an epoch
-    )
+    supernets: Count = 1  # one after the other from fresh weights, each for its part of max_epochs
     snapshots: Count = 1  # of each of them: the last, the others evenly since the end of its warm-up
     # Bookkeeping
     log_every: Count = 20  # steps

@@ -48,8 +48,9 @@ def train_supernet(
 ) -> TrainState:
     """Algorithm 2: every k steps sample and filter paths and update the pool, then train each kept path on one batch.
 
-    If the settings ask for several supernets, the net becomes one after the other. With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted. The net is left with
-    its last weights, or with the averaged ones if the settings ask for an average.
+    With a run, training goes on from its newest checkpoint and ends as if it had never been interrupted. The net is left with
+    its last weights, or with the averaged ones if the settings ask for an average; if they ask for several supernets, it
+    becomes one after the other.
     """
     schedule = Schedule(settings, len(data.train))
     images_per_step = min(settings.batch_size, len(data.train))
@@ -85,8 +86,7 @@ def train_supernet(
             supernet = schedule.supernet(state.step)
             if state.step == supernet.start > 0 and not done:
                 number = schedule.supernets.index(supernet)
-                net.load_state_dict(fresh_supernet(net.space, settings, seed, number).state_dict())
-                begin_anew(optimizer, average, state)
+                begin_anew(net, fresh_supernet(net.space, settings, seed, number), optimizer, average, state)
                 step.refresh()
                 logger.info("supernet %d of %d begins", number + 1, len(schedule.supernets))
             for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
@@ -128,10 +128,15 @@ def train_supernet(
     return state
 
 
-def begin_anew(optimizer: torch.optim.Optimizer, average: AveragedWeights, state: TrainState) -> None:
-    """Forget all that was learned with other weights. Momentum is zeroed where it is: recorded steps write there."""
+def begin_anew(
+    net: Supernet, fresh: Supernet, optimizer: torch.optim.Optimizer, average: AveragedWeights, state: TrainState
+) -> None:
+    """Take fresh weights and forget what was learned with the old ones. All tensors stay where they are: recorded steps
+    write there."""
+    net.load_state_dict(fresh.state_dict())
     for memory in optimizer.state.values():
-        memory["momentum_buffer"].zero_()
+        if (momentum := memory.get("momentum_buffer")) is not None:
+            momentum.zero_()
     average.begin()
     state.pool = CandidatePool(state.pool.size)
     state.waiting, state.snapshot, state.novelty = [], [], None

@@ -176,7 +176,7 @@ def test_recorded_steps_are_told_of_the_fresh_weights(data, monkeypatch):
     assert [recorder.refreshed for recorder in Recorded.made] == [2]
 
 
-def test_momentum_is_zeroed_where_recorded_steps_write_it(data):
+def test_all_stays_where_recorded_steps_write_it(data):
     from greedynas.averaging import AveragedWeights
     from greedynas.pool import CandidatePool
     from greedynas.state import TrainState
@@ -189,8 +189,17 @@ def test_momentum_is_zeroed_where_recorded_steps_write_it(data):
     TrainingStep(net, optimizer, settings, None, "fp32")(images, labels, [PATHS[1]], 0.1)
     buffers = [memory["momentum_buffer"] for memory in optimizer.state.values()]
     assert any(buffer.any() for buffer in buffers)
-    begin_anew(optimizer, AveragedWeights(net, 0), TrainState(CandidatePool(5)))
+    places = [tensor.data_ptr() for tensor in net.state_dict().values()]
+    fresh = new_net()
+    begin_anew(net, fresh, optimizer, AveragedWeights(net, 0), TrainState(CandidatePool(5)))
     assert not any(buffer.any() for buffer in buffers)
+    assert same_tensors(net.state_dict(), fresh.state_dict())
+    assert [tensor.data_ptr() for tensor in net.state_dict().values()] == places
+
+
+def test_it_works_without_momentum(data):
+    _, state = train(data, **{**TWO, "momentum": 0.0})
+    assert state.epoch == TWO["max_epochs"]
 
 
 # What comes after it
