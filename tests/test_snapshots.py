@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greedynas import telemetry
 from greedynas.config import Config, SearchSettings, TrainSettings
 from greedynas.evaluation import evaluate_paths
 from greedynas.planning import _search
@@ -44,6 +45,22 @@ def plain_accuracies(data, file):
     return evaluate_paths(net, PATHS, images, labels, bn_images=SearchSettings().bn_images).accuracies
 
 
+def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
+    """A training that ends without a word after so many steps, and the same command again."""
+    due = telemetry.Checkpointing.if_due
+
+    def stopping(self, path=None):
+        due(self, path)
+        if self.journal.state.step == stop_after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(telemetry.Checkpointing, "if_due", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            recorded(folder, data, **settings)
+    recorded(folder, data, **settings)
+
+
 @given(st.integers(1, 40), st.integers(1, 500), st.integers(0, 60), st.integers(1, 12))
 def test_snapshots_are_even_from_warmup_to_the_end(epochs, images, warmup, count):
     settings = TrainSettings(**{**SETTINGS, "max_epochs": epochs, "warmup": warmup, "snapshots": count})
@@ -73,22 +90,9 @@ def test_training_itself_does_not_change(data, run):
 
 def test_a_killed_training_keeps_the_same(data, run, tmp_path, monkeypatch):
     """Killed between two snapshots, and after one that no later checkpoint follows."""
-    from greedynas import telemetry
-
-    due = telemetry.Checkpointing.if_due
     for stop_after in (checkpoints(run).keys() - {max(checkpoints(run))}) | {max(checkpoints(run)) - 1}:
-
-        def stopping(self, path=None, stop_after=stop_after):
-            due(self, path)
-            if self.journal.state.step == stop_after:
-                raise KeyboardInterrupt
-
         folder = tmp_path / f"killed-{stop_after}"
-        monkeypatch.setattr(telemetry.Checkpointing, "if_due", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            recorded(folder, data, **FOUR)
-        monkeypatch.setattr(telemetry.Checkpointing, "if_due", due)
-        recorded(folder, data, **FOUR)
+        killed_and_resumed(folder, data, stop_after, monkeypatch, **FOUR)
         assert list(checkpoints(folder)) == list(checkpoints(run))
         for step, file in checkpoints(folder).items():
             assert same_tensors(read_checkpoint(file)[0], read_checkpoint(checkpoints(run)[step])[0])

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas import telemetry
 from greedynas.config import Config, TrainSettings
 from greedynas.planning import _supernet
 from greedynas.runs import read_checkpoint, step_of
@@ -16,7 +15,7 @@ from greedynas.schedule import Schedule, epochs_within
 from greedynas.studies.supernets import load_trained, rank_paths
 from greedynas.training import TrainingStep, make_optimizer, why_stop
 from tests.test_graphs import Recorded
-from tests.test_snapshots import PATHS, plain_accuracies
+from tests.test_snapshots import PATHS, killed_and_resumed, plain_accuracies
 from tests.test_training import SETTINGS, new_net, recorded, same_tensors, tiny_space, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,20 +135,9 @@ def test_the_pool_and_epsilon_start_again(run):
 def test_a_killed_training_goes_on_as_if_it_had_not_been(data, run, tmp_path, monkeypatch):
     """Killed right before the second begins, right after, and within it."""
     steps = max(checkpoints(run))
-    due = telemetry.Checkpointing.if_due
     for stop_after in (steps // 2, steps // 2 + 1, steps - 1):
-
-        def stopping(self, path=None, stop_after=stop_after):
-            due(self, path)
-            if self.journal.state.step == stop_after:
-                raise KeyboardInterrupt
-
         folder = tmp_path / f"killed-{stop_after}"
-        monkeypatch.setattr(telemetry.Checkpointing, "if_due", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            recorded(folder, data, **TWO)
-        monkeypatch.setattr(telemetry.Checkpointing, "if_due", due)
-        recorded(folder, data, **TWO)
+        killed_and_resumed(folder, data, stop_after, monkeypatch, **TWO)
         last = [weights_of(checkpoints(place)[steps]) for place in (folder, run)]
         assert same_tensors(*last)
         assert [row["pi"] for row in metrics_of(folder, "epoch")] == [row["pi"] for row in metrics_of(run, "epoch")]
