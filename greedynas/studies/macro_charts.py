@@ -34,7 +34,7 @@ def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> lis
 
 
 def _correlations(results: dict[str, Any]) -> Chart:
-    """One point a supernet, and lines for what needs none."""
+    """One point a training, and lines for what needs none."""
     traces = []
     for method in results["methods"]:
         taus = [row["all"]["tau_b"] for row in results["parts"] if row["method"] == method]
@@ -64,7 +64,7 @@ def _correlations(results: dict[str, Any]) -> Chart:
     return Chart(
         chart,
         f"Kendall τ-b of each supernet with the truth; for comparison {told}.",
-        "One point a supernet (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and what "
+        "One point a training (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and what "
         "a perfect predictor would have beside so uncertain a truth.",
     )
 
@@ -109,7 +109,7 @@ def _our_cost(results: dict[str, Any]) -> Chart:
     return Chart(
         chart,
         f"Corrected cost and true accuracy of the network that each supernet finds; the best has {best:.3f}%.",
-        "Without a limit on FLOPs; one point a supernet.",
+        "Without a limit on FLOPs; one point a training.",
     )
 
 

@@ -89,7 +89,7 @@ def _our_cost(results: dict[str, Any]) -> Chart:
     for row in results["rows"]:
         if row["searcher"] == searcher and searcher:
             found.setdefault(row["method"], []).append((row["corrected_images"] / 1e6, row["top1"]))
-    return _cost_chart(found, f"One point a supernet, searched by {searcher}." if searcher else "")
+    return _cost_chart(found, f"One point a training, searched by {searcher}." if searcher else "")
 
 
 def _cost_chart(points: Mapping[str, list[tuple[float, float]]], caption: str) -> Chart:
