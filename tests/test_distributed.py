@@ -29,6 +29,7 @@ SAMPLERS = {
     "greedy": {"max_epochs": 24, "stopping": True, "alpha": 0.05, "pool_size": 16},
     "uniform": {"sampler": "uniform", "max_epochs": 13},
     "fair": {"sampler": "fair", "max_epochs": 13},
+    "several supernets": {"supernets": 2, "max_epochs": 13},
 }
 RESUMED = {"max_epochs": 8, "checkpoint_steps": 4, "sync_bn": True}
 READ = {
