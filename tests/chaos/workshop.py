@@ -112,6 +112,7 @@ class Workshop:
 
     def start(self, command: list[str], prepare: Callable[[], object] | None = None) -> Process:
         told = self.new("told")
+        told.touch()  # here: it may be killed before its first line
         pid = os.fork()
         if pid:
             return Process(pid, told)
