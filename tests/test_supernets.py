@@ -1,6 +1,6 @@
 """Several supernets one after the other in one training (`train.supernets`)."""
 
-import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,33 +8,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greedynas.averaging import AveragedWeights
 from greedynas.config import Config, TrainSettings
 from greedynas.planning import _supernet
-from greedynas.runs import read_checkpoint, step_of
+from greedynas.pool import CandidatePool
+from greedynas.runs import read_checkpoint
 from greedynas.schedule import Schedule, epochs_within
+from greedynas.state import TrainState
 from greedynas.studies.supernets import load_trained, rank_paths
-from greedynas.training import TrainingStep, make_optimizer, why_stop
+from greedynas.training import TrainingStep, begin_anew, make_optimizer, why_stop
 from tests.test_graphs import Recorded
-from tests.test_snapshots import PATHS, killed_and_resumed, plain_accuracies
-from tests.test_training import SETTINGS, new_net, recorded, same_tensors, tiny_space, train
+from tests.test_snapshots import PATHS, checkpoints, killed_and_resumed, plain_accuracies
+from tests.test_training import SETTINGS, new_net, recorded, rows_of, same_tensors, tiny_space, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TWO = {"supernets": 2, "max_epochs": 6, "warmup": 0.25, "checkpoint_steps": 1, "keep_checkpoints": 1000}
 
 
-def checkpoints(folder):
-    return {step_of(file): file for file in (folder / "supernet").glob("step-*.safetensors")}
-
-
 def weights_of(file, prefix="net."):
     tensors, _ = read_checkpoint(file)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def metrics_of(folder, kind):
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row for row in rows if row["kind"] == kind]
 
 
 # What is due when
@@ -79,9 +73,6 @@ def test_the_cost_of_several_warm_ups_is_counted():
 
 
 def test_a_steady_pool_ends_the_last_supernet_alone():
-    from greedynas.pool import CandidatePool
-    from greedynas.state import TrainState
-
     schedule = Schedule(TrainSettings(**{**SETTINGS, **TWO, "stopping": True}), 100)
     state = TrainState(CandidatePool(5), novelty=0.0)
     stops = []
@@ -123,7 +114,7 @@ def test_the_second_starts_from_fresh_weights_without_memory(data, run):
 
 
 def test_the_pool_and_epsilon_start_again(run):
-    rows = metrics_of(run, "filter")
+    rows = rows_of(run)["filter"]
     start = max(checkpoints(run)) // 2
     first, second = ([row for row in rows if (row["step"] >= start) == late] for late in (False, True))
     assert first[0]["pool_size"] == second[0]["pool_size"] == SETTINGS["k"]
@@ -140,7 +131,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(data, run, tmp_path, mo
         killed_and_resumed(folder, data, stop_after, monkeypatch, **TWO)
         last = [weights_of(checkpoints(place)[steps]) for place in (folder, run)]
         assert same_tensors(*last)
-        assert [row["pi"] for row in metrics_of(folder, "epoch")] == [row["pi"] for row in metrics_of(run, "epoch")]
+        assert [row["pi"] for row in rows_of(folder)["epoch"]] == [row["pi"] for row in rows_of(run)["epoch"]]
 
 
 def test_averages_do_not_remember_the_supernet_before(data, tmp_path):
@@ -165,11 +156,6 @@ def test_recorded_steps_are_told_of_the_fresh_weights(data, monkeypatch):
 
 
 def test_all_stays_where_recorded_steps_write_it(data):
-    from greedynas.averaging import AveragedWeights
-    from greedynas.pool import CandidatePool
-    from greedynas.state import TrainState
-    from greedynas.training import begin_anew
-
     net = new_net().train()
     settings = TrainSettings(**SETTINGS)
     optimizer = make_optimizer(net, settings)
@@ -203,8 +189,6 @@ def test_search_and_studies_average_over_the_supernets(data, run):
 
 
 def test_the_plan_counts_them(data):
-    from types import SimpleNamespace
-
     pace = SimpleNamespace(step=0.5, waiting=0.0, filtering=2.0)
     config = Config(name="tiny", space=tiny_space(), train={**SETTINGS, **TWO}, device="cpu")
     stage = _supernet(config, data, pace)

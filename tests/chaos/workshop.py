@@ -120,7 +120,7 @@ class Workshop:
         try:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
+            os.dup2(os.open(told, os.O_WRONLY), 2)
             sys.argv = ["greedynas", *command]
             if prepare is not None:
                 prepare()
