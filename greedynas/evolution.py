@@ -20,6 +20,7 @@ from pymoo.operators.selection.tournament import TournamentSelection, compare
 from pymoo.operators.survival.rank_and_crowding.metrics import calc_crowding_distance
 from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 
+from greedynas.additive import blended
 from greedynas.budget import Budget
 from greedynas.cost import CostTable, IntArray
 from greedynas.errors import GreedyNASError, unknown
@@ -51,13 +52,20 @@ class Searched:
     ditched: int = 0  # offspring that violated a limit
 
     @property
+    def worth(self) -> NDArray[np.float64]:
+        """What the choice goes by: accuracies, or with `task.additive` scores that all evaluated paths have a part in."""
+        accuracies = np.array([entry.accuracy for entry in self.found])
+        return blended([entry.path for entry in self.found], accuracies, self.task.additive)
+
+    @property
     def best(self) -> Found:
-        """The highest accuracy; of equal ones the first."""
-        return max(self.found, key=lambda found: found.accuracy)
+        """The highest worth; of equal ones the first."""
+        return self.found[int(self.worth.argmax())]
 
     def front(self) -> list[Found]:
-        """The paths that no other one beats in accuracy and in every objective, cheapest first."""
+        """The paths that no other one beats in worth and in every objective, cheapest first."""
         scores = self.task.scores(self.found)
+        scores[:, 0] = -self.worth
         front = NonDominatedSorting().do(scores, only_non_dominated_front=True)
         return [self.found[i] for i in sorted(front, key=lambda i: tuple(scores[i, 1:]))]
 
@@ -70,6 +78,7 @@ class Task:
     budget: Budget
     objectives: tuple[str, ...]
     tables: Mapping[str, CostTable]
+    additive: float = 0.0  # how much of a path's worth is an additive model's
 
     def feasible(self, paths: IntArray) -> NDArray[np.bool_]:
         return within(self.tables, self.budget.limits(), paths)
@@ -98,13 +107,15 @@ def search(
     objectives: Sequence[str] = (),
     latency: CostTable | None = None,
     seed: int = 0,
+    additive: float = 0.0,
 ) -> Searched:
     """The best path within the budget by any evaluator: `evaluate` takes distinct paths and gives their accuracies.
 
     With `evolution`, the pool's best feasible paths are the first generation, filled up with random ones; `random` draws as
-    many paths without looking. `.best` is the result, `.front()` the best at every cost.
+    many paths without looking. `.best` is the result, `.front()` the best at every cost. With `additive`, this share of what both
+    go by comes from an additive model, fitted to all evaluated paths.
     """
-    task = make_task(space, budget or Budget(), objectives, latency)
+    task = make_task(space, budget or Budget(), objectives, latency, additive)
     *_, result = search_steps(task, evaluate, searcher, pool, population_size, generations, seed)
     return result
 
@@ -252,7 +263,13 @@ def survivors(task: Task, candidates: list[Found], size: int) -> list[Found]:
     return kept
 
 
-def make_task(space: Space, budget: Budget, objectives: Sequence[str] = (), latency: CostTable | None = None) -> Task:
+def make_task(
+    space: Space,
+    budget: Budget,
+    objectives: Sequence[str] = (),
+    latency: CostTable | None = None,
+    additive: float = 0.0,
+) -> Task:
     """The limited costs are objectives, or multiply-adds where nothing is limited. Refuses limits that no path keeps."""
     tables = {**space.cost_tables, **({} if latency is None else {"latency_ms": latency})}
     names = tuple(objectives) or tuple(budget.limits()) or ("macs",)
@@ -261,7 +278,7 @@ def make_task(space: Space, budget: Budget, objectives: Sequence[str] = (), late
             raise GreedyNASError(
                 "a latency limit needs a latency table" if name == "latency_ms" else f"unknown cost {name!r}"
             )
-    return Task(space, budget, names, tables)
+    return Task(space, budget, names, tables, additive)
 
 
 def _individuals(task: Task, population: list[Found]) -> Population:

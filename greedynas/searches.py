@@ -147,7 +147,10 @@ def search_stage(
                 told = f"{table.unpriceable_share():.1%} of all paths use an op that {latency_table} has no latency for"
                 logger.info("%s; a latency limit leaves them out", told)
                 console.print(f"{told}; a latency limit leaves them out", highlight=False, markup=False)
-        tasks = [make_task(net.space, request.budget, request.objectives, latency) for request in requests]
+        tasks = [
+            make_task(net.space, request.budget, request.objectives, latency, request.settings.additive)
+            for request in requests
+        ]
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
         kept = Schedule(config.train, len(data.train)).snapshots
@@ -212,6 +215,8 @@ def run_search(
             progress.update(bar, advance=1, told=told)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
     result["chosen"] = arch_json(request.name, searched.best, task)
+    if task.additive:
+        result["chosen"]["score"] = float(searched.worth.max())
     write_json(file, result)
     distributed.on_first(lambda: write_arch(folder, result["chosen"]))
     logger.info(
@@ -319,9 +324,12 @@ def _settings_json(request: Request, task: Task, step: int, supernets: int) -> d
 
 
 def _found_json(searched: Searched) -> dict[str, Any]:
+    scores = dict(zip((entry.path for entry in searched.found), searched.worth.tolist(), strict=True))
+
     def rows(found: Sequence[Found]) -> list[dict[str, Any]]:
         paths = np.array([entry.path for entry in found])
         columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
+        columns |= {"score": [scores[entry.path] for entry in found]} if searched.task.additive else {}
         return [
             {"path": list(entry.path), "accuracy": entry.accuracy, "generation": entry.generation}
             | {name: values[i] for name, values in columns.items()}

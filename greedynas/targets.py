@@ -90,17 +90,23 @@ def _in_this_run(folder: Path, config: Config, model: str | None) -> Target:
 
 
 def found_targets(folder: Path, target: Target) -> list[Target]:
-    """The target and the other networks of its search, by accuracy: each network once, as it was first evaluated."""
+    """The target and the other networks of its search, best first: each network once, as it was first evaluated."""
     search, space = read_search(folder, str(target.search)), target.space
     if search is None or space is None or target.path is None:
         return [target]
     distinct = {canonical(target.path, space): target}
-    for entry in sorted(search["found"], key=lambda entry: -entry["accuracy"]):
+    for entry in sorted(search["found"], key=lambda entry: -_worth(entry)):
         path = parse_path(entry["path"], space)
         facts = {"supernet_accuracy": entry["accuracy"]}
         facts |= {"latency_ms": entry["latency_ms"]} if "latency_ms" in entry else {}
         distinct.setdefault(canonical(path, space), replace(target, path=path, facts=facts))
     return list(distinct.values())
+
+
+def _worth(entry: dict[str, Any]) -> float:
+    """What the search chose by, in a file that is known to be one of a search."""
+    score: float | None = entry.get("score")
+    return float(entry["accuracy"]) if score is None else score
 
 
 def read_search(folder: Path, name: str) -> dict[str, Any] | None:

@@ -110,6 +110,11 @@ class Evaluated(Record):
     macs: Amount
     params: Amount
     latency_ms: Latency = None
+    score: Loss | None = None  # with `search.additive`: what the search chose by
+
+    @property
+    def worth(self) -> float:
+        return self.accuracy if self.score is None else self.score
 
     def cost(self, name: str) -> float | None:
         value = getattr(self, name)
@@ -169,6 +174,10 @@ class Search(Record):
     front: tuple[Evaluated, ...]
     chosen: Arch | None = None
     seconds: Positive | None = None
+
+    @property
+    def has_scores(self) -> bool:
+        return any(entry.score is not None for entry in self.found)
 
     @property
     def has_latency(self) -> bool:

@@ -25,6 +25,7 @@ DASHES = ("solid", "dash", "dot")
 BEST = 50  # networks whose ops are counted
 AXES = {"macs": "multiply-adds", "params": "parameters", "latency_ms": "predicted latency (ms)"}
 ACCURACY = {"title": {"text": "accuracy on the supernet"}, "tickformat": "~%"}
+SCORE = {"title": {"text": "score"}, "tickformat": "~%"}
 
 
 def search_charts(facts: Facts) -> dict[str, Chart]:
@@ -59,10 +60,11 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
     searches = [s for s in aimed if any(entry.cost(name) is not None for entry in s.found)][:MAX_SEARCHES]
     if not searches:
         return None
+    scored = any(search.has_scores for search in searches)
     chart = figure(
         height=460,
         xaxis={"title": {"text": AXES[name]}, "tickformat": "" if name == "latency_ms" else "~s"},
-        yaxis=ACCURACY,
+        yaxis=SCORE if scored else ACCURACY,
         hovermode="closest",
     )
     drawn = 0
@@ -97,22 +99,24 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
         chart.add_vline(x=limit, line={"dash": "dash", "width": 1.5, "color": GREY}, annotation=text)
     evaluated = sum(len(search.found) for search in searches)
     caption = "Each point is a path; point at one to see its ops. The front has the paths that none beats in both."
+    if scored:
+        caption += " Score: accuracy on the supernet, blended with an additive model of all evaluated paths."
     if drawn < evaluated:
         caption += f" Drawn: all fronts and a random sample, {drawn:,} of the {evaluated:,} evaluated paths."
     if len(aimed) > len(searches):
         caption += f" Shown are {len(searches)} of {len(aimed)} searches."
     fronts = sum(len(search.front) for search in searches)
-    label = f"Scatter chart: accuracy on the supernet against {AXES[name]} of {evaluated:,} evaluated paths, {fronts} on a front."
+    label = f"Scatter chart: {'score' if scored else 'accuracy on the supernet'} against {AXES[name]} of {evaluated:,} evaluated paths, {fronts} on a front."
     return Chart(chart, label, caption)
 
 
 def _points(
     entries: Sequence[Evaluated], name: str, marker: dict[str, Any], *, cost_name: str, space: Space, **style: Any
 ) -> go.Scatter:
-    """Paths in the plane of a cost and the accuracy; pointing at one shows its ops."""
+    """Paths in the plane of a cost and what the search chose by; pointing at one shows its ops."""
     return go.Scatter(
         x=[entry.cost(cost_name) for entry in entries],
-        y=[entry.accuracy for entry in entries],
+        y=[entry.worth for entry in entries],
         text=[_hover(entry, space) for entry in entries],
         hovertemplate="%{text}<extra></extra>",
         name=name,
@@ -127,7 +131,9 @@ def _hover(entry: Evaluated, space: Space) -> str:
         costs += f" · {milliseconds(entry.latency_ms)}"
     names = iter(op_names(entry.path, space))
     stages = "<br>".join(" ".join(islice(names, stage.repeat)) for stage in space.stages)
-    return f"<b>{percent(entry.accuracy)}</b> on the supernet, generation {entry.generation + 1}<br>{costs}<br>{stages}"
+    told = f"<b>{percent(entry.accuracy)}</b> on the supernet"
+    told += f", score {percent(entry.score)}" if entry.score is not None else ""
+    return f"{told}, generation {entry.generation + 1}<br>{costs}<br>{stages}"
 
 
 def _sampled(search: Search, limit: int, seed: int) -> list[Evaluated]:
@@ -232,9 +238,9 @@ def _generations(searches: Sequence[Search]) -> Chart | None:
 
 
 def best_networks(search: Search, space: Space, limit: int = BEST) -> list[OpPath]:
-    """The distinct networks with the highest accuracies on the supernet, in canonical form."""
+    """The distinct networks that were best on the supernet, in canonical form."""
     best: dict[OpPath, None] = {}
-    for entry in sorted(search.found, key=lambda entry: -entry.accuracy):
+    for entry in sorted(search.found, key=lambda entry: -entry.worth):
         best.setdefault(canonical(entry.path, space))
         if len(best) == limit:
             break

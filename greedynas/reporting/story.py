@@ -61,6 +61,8 @@ def _found(facts: Facts, model: Model) -> str:
         f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
         f"evaluated with the shared weights of {several}{moments}."
     )
+    if search.has_scores:
+        told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
         told += " Of these it did best on validation images after a short training."

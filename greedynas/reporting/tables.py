@@ -95,9 +95,10 @@ def front_table(search: Search | None, facts: Facts) -> Table | None:
     """The Pareto front in words, best first."""
     if search is None or not search.front:
         return None
-    front = sorted(search.front, key=lambda entry: -entry.accuracy)[:MAX_ROWS]
+    front = sorted(search.front, key=lambda entry: -entry.worth)[:MAX_ROWS]
     latencies = [milliseconds(e.latency_ms) if e.latency_ms is not None else "" for e in front]
     columns = {
+        "score": [percent(entry.score) if entry.score is not None else "" for entry in front],
         "on the supernet": [percent(entry.accuracy) for entry in front],
         "multiply-adds": [count(entry.macs) for entry in front],
         "parameters": [count(entry.params) for entry in front],

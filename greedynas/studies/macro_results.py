@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from greedynas.additive import blended
 from greedynas.paths import compact
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.wording import count, duration
@@ -18,6 +19,10 @@ TOP = {"top 10%": 0.1, "top 1,000": 1000}  # of all paths, by the truth
 PRECISION_SHARE = 0.05
 DRAWS = 20  # of the perfect predictor's noise
 SCOPES = ("all", "distinct", *TOP)
+SCORED = (
+    "Paths are ranked by a score, as a search with search.additive chooses: part accuracy on the supernet, part an additive model "
+    "fitted to these accuracies. It knows nothing of the truth."
+)
 COEFFICIENTS = {"tau_b": "τ-b", "tau_a": "τ-a", "spearman": "Spearman"}
 
 
@@ -86,7 +91,8 @@ def macro_study(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) ->
         title=_title(results),
         lead=f"Supernets trained on CIFAR-10 rank {len(truth.paths):,} of {truth.space.size:,} paths of the macro space "
         f"({len(truth.distinct):,} distinct networks) on validation images; NAS-Bench-Macro trained every network from "
-        "scratch three times. A supernet is worth its cost where it ranks better than a count of layers does.",
+        "scratch three times. A supernet is worth its cost where it ranks better than a count of layers does."
+        + (f" {SCORED}" if any(additive_share(part) for part in done) else ""),
         settings=settings,
         results=results,
         tables=[correlation_table(results), found_table(results), cost_table(results), *more_tables(results)],
@@ -108,8 +114,9 @@ def _draw(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel
 
 def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
     """One supernet: its measures by accuracy in the first mode, all modes, by loss, along training; and its cost."""
-    modes = part.settings["bn"]
-    ranked = {mode: measures(truth, part.arrays[f"{mode}_accuracy"], part.arrays[f"{mode}_loss"]) for mode in modes}
+    modes, share = part.settings["bn"], additive_share(part)
+    by_loss = {mode: part.arrays[f"{mode}_loss"] for mode in modes}
+    ranked = {mode: measures(truth, scores_of(truth, part, f"{mode}_accuracy"), by_loss[mode]) for mode in modes}
     kept = ("max_epochs", "epochs", "stopped", "optimization_images", "evaluation_images", "corrected_images")
     return {
         "method": part.settings["method"],
@@ -118,9 +125,11 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
         "mean_accuracy": float(part.arrays[f"{modes[0]}_accuracy"].mean()),
         "best_accuracy": float(part.arrays[f"{modes[0]}_accuracy"].max()),
         "modes": {mode: ranked[mode]["all"] for mode in modes},
-        "by_loss": rank_correlations(-part.arrays[f"{modes[0]}_loss"], truth.accuracies),
+        "by_loss": rank_correlations(-by_loss[modes[0]], truth.accuracies),
+        # By the accuracy on the supernet alone, where it is but a part of the score.
+        **({"by_accuracy": measures(truth, part.arrays[f"{modes[0]}_accuracy"], by_loss[modes[0]])} if share else {}),
         "moments": [
-            {**moment, **rank_correlations(part.arrays[f"step{moment['step']}_accuracy"], truth.accuracies)}
+            {**moment, **rank_correlations(scores_of(truth, part, f"step{moment['step']}_accuracy"), truth.accuracies)}
             for moment in part.result["moments"]
         ],
         **{key: part.result[key] for key in kept},
@@ -128,6 +137,16 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
         "rank_seconds": part.result["rank_seconds"][modes[0]],
         "machine": part.machine,
     }
+
+
+def additive_share(part: Done) -> float:
+    """How much of a path's score is an additive model's (`search.additive`)."""
+    return float(part.settings["config"]["search"]["additive"])
+
+
+def scores_of(truth: Truth, part: Done, name: str) -> Numbers:
+    """What a search of all paths would choose by."""
+    return blended(truth.paths, part.arrays[name], additive_share(part))
 
 
 def flat(row: dict[str, Any]) -> dict[str, float]:
@@ -234,6 +253,12 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
         rows = [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in keys)] for one in differences]
         note = f"Paired by seed: mean and 95% interval (Student's t, n = {differences[0]['all.tau_b']['n']})."
         tables.append(Table(["", *keys.values()], rows, title="Greedy against its rivals", note=note))
+    alone = {f"by_accuracy.{key}": name for key, name in keys.items()}
+    if any("by_accuracy.all.tau_b" in summary for summary in results["methods"].values()):
+        rows = [[method, *(told(found.get(key)) for key in alone)] for method, found in results["methods"].items()]
+        rows += [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in alone)] for one in differences]
+        note = "As a search without search.additive chooses."
+        tables.append(Table(["", *alone.values()], rows, title="By the accuracy on the supernet alone", note=note))
     modes = list(dict.fromkeys(mode for row in results["parts"] for mode in row["modes"]))
     if len(modes) > 1:
         rows = [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from greedynas.additive import additive_model
 from greedynas.cost import IntArray
 from greedynas.errors import GreedyNASError
 from greedynas.paths import OpPath, canonical, compact
@@ -81,10 +82,7 @@ class Truth:
 
     def additive_model(self) -> Floats:
         """The best sum of one number for each op of each layer, fitted to the truth itself by least squares."""
-        columns = [self.paths[:, i] == op for i, n in enumerate(self.space.num_ops) for op in range(1, n)]
-        design = np.column_stack([np.ones(len(self.paths)), *columns]).astype(float)
-        weights = np.linalg.lstsq(design, self.accuracies, rcond=None)[0]
-        return design @ weights
+        return additive_model(self.paths, self.accuracies)
 
     def perfect_predictor(self, draw: int) -> Floats:
         """Accuracies that differ from the truth as much as the truth itself, a mean of few trainings, does from what it
