@@ -23,6 +23,6 @@ def additive_model(paths: ArrayLike, values: NDArray[Any]) -> Floats:
 def blended(paths: ArrayLike, accuracies: NDArray[Any], share: float) -> Floats:
     """Scores: this share of the additive model, fitted to these paths, and the rest of their accuracies themselves."""
     accuracies = np.asarray(accuracies, float)
-    if share == 0:
+    if share == 0 or np.ptp(accuracies) == 0:  # a fit to equal numbers would make ranks of rounding errors
         return accuracies
     return (1 - share) * accuracies + share * additive_model(paths, accuracies)

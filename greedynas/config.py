@@ -52,6 +52,7 @@ class TrainSettings(BaseModel):
     batch_size: AtLeastTwo = 1024
     lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay over max_epochs,
     lr_end: Fraction = 0.0  # down to this share of it; 1: a constant rate
+    lr_warmup: Fraction = 0.0  # share of the steps in which the rate rises to that, linearly from near 0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases,
     decay_all: bool = False  # unless this is on

@@ -56,10 +56,12 @@ class Schedule:
         return frozenset(kept - {0, self.steps})
 
     def lr(self, step: int) -> float:
-        """Cosine decay from the initial value to the final one."""
+        """Cosine decay from the initial value to the final one; while the rate warms up, this part of it."""
         first, last = self.settings.lr, self.settings.lr * self.settings.lr_end
         steps = self.supernet(step)
-        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * (step - steps.start) / len(steps)))
+        done = step - steps.start
+        warm = min(1, (done + 1) / (round(self.settings.lr_warmup * len(steps)) + 1))
+        return warm * (last + (first - last) * 0.5 * (1 + math.cos(math.pi * done / len(steps))))
 
     def epsilon(self, step: int) -> float:
         """Probability of sampling from the pool: linear from 0 at the end of warm-up to its level at the last step."""

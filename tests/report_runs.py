@@ -39,8 +39,8 @@ def trained(folder, photos, **train):
     return folder
 
 
-def searched(folder, *, pool_init=True, searcher="evolution", table=None, **limits):
-    settings = ["population=8", "generations=4"]
+def searched(folder, *, pool_init=True, searcher="evolution", table=None, settings=(), **limits):
+    settings = ["population=8", "generations=4", *settings]
     requests = make_requests(folder, {**NO_LIMITS, **limits}, searcher, (), pool_init, None, settings, None)
     return search_stage(folder, requests, table, QUIET)[0]
 

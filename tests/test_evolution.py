@@ -166,6 +166,27 @@ def test_a_space_that_is_exhausted_ends_the_search():
 EVERYTHING = np.array(np.meshgrid(*[range(3)] * 8, indexing="ij")).reshape(8, -1).T
 
 
+def test_the_choice_can_go_by_what_all_evaluated_paths_say():
+    lucky = (0, 2, 1, 0, 2, 2, 1, 0)  # one path that its noise puts above all others
+
+    def evaluate(paths):
+        return [2.0 if path == lucky else sum(path) / 16 for path in paths]
+
+    plain, steady = (
+        search(MACRO, evaluate, pool=[lucky, (2,) * 8], generations=6, additive=share) for share in (0.0, 1.0)
+    )
+    assert [entry.path for entry in plain.found] == [entry.path for entry in steady.found]  # the search is the same
+    assert plain.best.path == lucky
+    assert steady.best.path == (2,) * 8
+    assert steady.best.accuracy == 1.0  # as measured
+    worth = dict(zip((entry.path for entry in steady.found), steady.worth, strict=True))
+    front = steady.front()
+    macs = MACRO.costs([entry.path for entry in front]).macs
+    assert (np.diff(macs) >= 0).all()
+    assert (np.diff([worth[entry.path] for entry in front]) >= 0).all()
+    assert front[-1].path == steady.best.path
+
+
 def test_three_objectives():
     result = search(MACRO, smooth, generations=4, objectives=("macs", "params"))
     scores = result.task.scores(result.front())

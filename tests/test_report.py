@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greedynas.errors import GreedyNASError
+from greedynas.paths import canonical
 from greedynas.reporting import charts, pages, report, story, tables
 from greedynas.reporting.facts import read_facts
+from greedynas.reporting.search_charts import best_networks, search_charts
 from greedynas.reporting.wording import count, milliseconds, percent, size
 from tests import report_runs as runs
 
@@ -103,6 +105,27 @@ def test_a_search_on_several_supernets_says_so(photos, tmp_path):
     assert "2 supernets were trained one after the other with greedy sampling for 4 epochs" in before
     assert "shared weights of 2 supernets." in after
     assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
+
+
+def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
+    folder = runs.trained(tmp_path / "run", photos)
+    runs.searched(folder, **LIMIT)
+    assert "score" not in story.headline(read_facts(folder)).lead
+    shutil.rmtree(folder / "searches")
+    runs.searched(folder, settings=("additive=0.5",), **LIMIT)
+    facts = read_facts(folder)
+    search = facts.search_of(facts.chosen)
+    assert "What counted was a score" in story.headline(facts).lead
+    best = max(search.found, key=lambda entry: entry.score)
+    assert facts.chosen.arch.path == best.path
+    assert best_networks(search, facts.space, 1) == [canonical(best.path, facts.space)]
+    table = tables.front_table(search, facts)
+    assert table.columns[:2] == ["score", "on the supernet"]
+    chart = search_charts(facts)["front_macs"]
+    assert chart.figure.layout.yaxis.title.text == "score"
+    assert sorted(chart.figure.data[0].y) == sorted(entry.score for entry in search.found)
+    assert "blended with an additive model" in chart.caption
+    assert written(folder).has("What counted was a score")
 
 
 def test_charts_of_training_show_where_another_supernet_begins(photos, tmp_path):
@@ -222,9 +245,6 @@ def test_numbers_are_those_of_the_run(run):
 
 
 def test_the_best_networks_are_distinct(run):
-    from greedynas.paths import canonical
-    from greedynas.reporting.search_charts import best_networks
-
     facts = read_facts(run)
     search = facts.search_of(facts.chosen)
     best = best_networks(search, facts.space, 5)

@@ -39,6 +39,22 @@ def test_learning_rate_ends_at_a_share_of_itself():
     assert {constant.lr(step) for step in range(100)} == {0.2}
 
 
+def test_learning_rate_warms_up():
+    def rates(**more):
+        schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, **more), 100)
+        return [schedule.lr(step) for step in range(100)]
+
+    constant = rates(lr_end=1.0, lr_warmup=0.1)
+    assert constant[:3] == pytest.approx([0.2 / 11, 0.4 / 11, 0.6 / 11])
+    assert constant[10:] == pytest.approx([0.2] * 90)
+    cosine, without = rates(lr_warmup=0.1), rates()
+    assert cosine[10:] == without[10:]
+    assert all(slow < fast for slow, fast in zip(cosine[:10], without, strict=False))
+    several = rates(lr_end=1.0, lr_warmup=0.1, supernets=2)
+    assert several[50:] == several[:50]  # each warms up
+    assert several[5] == pytest.approx(0.2)
+
+
 def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
     schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=20), 100)
     assert schedule.epsilon(0) == schedule.epsilon(20) == 0

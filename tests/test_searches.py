@@ -3,11 +3,15 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from greedynas import searches, snapshots
+from greedynas.additive import blended
 from greedynas.budget import Budget
+from greedynas.runs import read_run_config
 from greedynas.searches import default_name
+from greedynas.targets import choose_target, found_targets
 from tests.test_latency import made_up
 from tests.test_training import SETTINGS, tiny_space
 
@@ -66,6 +70,28 @@ def test_a_search_under_a_budget(greedynas, run):
     assert result["from_pool"] == min(len(feasible), 6)
     assert [list(path) for path in paths[: result["from_pool"]]] == feasible[:6]
     assert f"{result['from_pool']} of the first generation from the pool" in (run / "log.txt").read_text()
+
+
+def test_a_score_that_is_part_additive_model(greedynas, run):
+    assert greedynas("search", run, "--flops", "60K", *SMALL)[0] == 0
+    code, _, err = greedynas("search", run, "--flops", "60K", "--name", "steady", "--set", "additive=0.5", *SMALL)
+    assert (code, err) == (0, "")
+    plain, steady = search_of(run, "macs-60K"), search_of(run, "steady")
+    assert [(e["path"], e["accuracy"]) for e in steady["found"]] == [(e["path"], e["accuracy"]) for e in plain["found"]]
+    assert "score" not in plain["found"][0]
+    accuracies = np.array([entry["accuracy"] for entry in steady["found"]])
+    scores = blended([entry["path"] for entry in steady["found"]], accuracies, 0.5)
+    assert [entry["score"] for entry in steady["found"]] == pytest.approx(scores)
+    best = steady["found"][int(scores.argmax())]
+    chosen = steady["chosen"]
+    assert (chosen["path"], chosen["supernet_accuracy"]) == (best["path"], best["accuracy"])
+    assert chosen["score"] == pytest.approx(scores.max())
+    assert best["path"] in [entry["path"] for entry in steady["front"]]
+    # What `retrain --top` tries next are the next best by score.
+    targets = found_targets(run, choose_target(run, read_run_config(run), "steady", None, None, None))
+    found = {tuple(entry["path"]): entry["score"] for entry in steady["found"]}
+    order = [found[target.path] for target in targets]
+    assert order == sorted(order, reverse=True)
 
 
 def test_a_family_a_front_and_random_search(greedynas, run):

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from greedynas.additive import additive_model
 from greedynas.config import load_config
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import evaluate_paths
@@ -62,8 +64,21 @@ def test_the_quick_study_end_to_end(studied):
         assert len(row["moments"]) == 1
         assert 0 < row["moments"][0]["epoch"] < row["epochs"]
     page = (folder / "study.html").read_text()
+    assert "By the accuracy on the supernet alone" in page
     assert "The paper, Table 1" in page
     assert "Agreement with the ground truth" in page
+
+
+def test_paths_are_ranked_by_the_score_that_a_search_would_choose_by(studied, truth):
+    folder, _ = studied
+    few = truth.only(ranked_paths(6561, 300))
+    for row in json.loads((folder / "study.json").read_text())["results"]["parts"]:
+        name = {"greedy 80%": "greedy-0.8"}.get(row["method"], row["method"])
+        accuracies = np.load(folder / "parts" / f"{name}-0.npz")["batch_accuracy"]
+        scores = 0.5 * accuracies.astype(float) + 0.5 * additive_model(few.paths, accuracies)
+        assert row["all"]["tau_b"] == pytest.approx(stats.kendalltau(scores, few.accuracies).statistic)
+        alone = stats.kendalltau(accuracies, few.accuracies).statistic
+        assert row["by_accuracy"]["all"]["tau_b"] == pytest.approx(alone)
 
 
 def test_the_methods_cost_the_same(studied):
@@ -160,13 +175,13 @@ def test_each_method_starts_from_what_suits_it():
     assert rates == [0.07] * 3  # what is asked for counts
 
 
-@pytest.mark.parametrize(("changes", "epochs"), [({}, 20), ({"uniform.max_epochs": 40}, 40)])
-def test_uniform_trains_no_longer_than_is_best_for_it_unless_told(changes, epochs):
-    options = MacroOptions(changes, epochs=60)
-    config = method_config("uniform", options)
-    assert with_epochs(config, 45_000, make_part("uniform", 0, config, options).settings).train.max_epochs == epochs
-    cheap = make_part("uniform", 0, config, MacroOptions({}, epochs=7)).settings
-    assert with_epochs(config, 45_000, cheap).train.max_epochs == 7
+@pytest.mark.parametrize(("changes", "epochs"), [({}, 24), ({"fair.max_epochs": 40}, 40)])
+def test_fair_trains_no_longer_than_is_best_for_it_unless_told(changes, epochs):
+    options = MacroOptions(changes, epochs=150)
+    config = method_config("fair", options)
+    assert with_epochs(config, 45_000, make_part("fair", 0, config, options).settings).train.max_epochs == epochs
+    cheap = make_part("fair", 0, config, MacroOptions({}, epochs=21)).settings
+    assert with_epochs(config, 45_000, cheap).train.max_epochs == 7  # of three paths each
 
 
 def test_a_part_does_not_depend_on_what_suits_other_methods():

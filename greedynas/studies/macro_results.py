@@ -141,7 +141,7 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
 
 def additive_share(part: Done) -> float:
     """How much of a path's score is an additive model's (`search.additive`)."""
-    return float(part.settings["config"]["search"]["additive"])
+    return float(part.settings["config"]["search"].get("additive", 0.0))
 
 
 def scores_of(truth: Truth, part: Done, name: str) -> Numbers:
@@ -218,7 +218,7 @@ def found_table(results: dict[str, Any]) -> Table:
         ["", *results["methods"], *results["references"]],
         rows,
         title="The network that would be found",
-        note=f"The path with the highest accuracy on the supernet; accuracy and rank are those of the ground truth, in which "
+        note=f"The path that ranks first; accuracy and rank are those of the ground truth, in which "
         f"the best network, {best['path']}, has {best['accuracy']:.3f}%.",
     )
 
