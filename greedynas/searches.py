@@ -275,23 +275,24 @@ def default_name(budget: Budget, searcher: str, objectives: tuple[str, ...], poo
 def report_searches(results: list[dict[str, Any]], folder: Path, with_front: bool, console: Console) -> None:
     table = Table(title="Chosen networks", title_justify="left")
     names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
-    for column in ("search", "accuracy on the supernet", *names, "evaluated", "ditched", "network"):
+    scored = ["score"] if "score" in results[0]["chosen"] else []
+    for column in ("search", *scored, "accuracy on the supernet", *names, "evaluated", "ditched", "network"):
         table.add_column(column, justify="left" if column in ("search", "network") else "right")
     for result in results:
         chosen = result["chosen"]
         counts = (f"{len(result['found']):,}", f"{result['ditched']:,}")
         costs = [_told_cost(name, chosen[name]) for name in names]
-        table.add_row(
-            Text(result["name"]), f"{chosen['supernet_accuracy']:.4f}", *costs, *counts, " ".join(chosen["ops"])
-        )
+        shares = [f"{chosen[key]:.4f}" for key in (*scored, "supernet_accuracy")]
+        table.add_row(Text(result["name"]), *shares, *costs, *counts, " ".join(chosen["ops"]))
     console.print(table)
     for result in results if with_front else ():
         front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
-        for column in ("accuracy on the supernet", *names, "path"):
+        for column in (*scored, "accuracy on the supernet", *names, "path"):
             front.add_column(column, justify="right")
         for entry in result["front"]:
             costs = [_told_cost(name, entry[name]) for name in names]
-            front.add_row(f"{entry['accuracy']:.4f}", *costs, " ".join(str(op) for op in entry["path"]))
+            shares = [f"{entry[key]:.4f}" for key in (*scored, "accuracy")]
+            front.add_row(*shares, *costs, " ".join(str(op) for op in entry["path"]))
         console.print(front)
     console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
 

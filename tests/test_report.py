@@ -125,6 +125,12 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     assert chart.figure.layout.yaxis.title.text == "score"
     assert sorted(chart.figure.data[0].y) == sorted(entry.score for entry in search.found)
     assert "blended with an additive model" in chart.caption
+    assert "without scores" not in chart.caption
+    assert "by score" in search_charts(facts)["ops"].caption
+    runs.searched(folder, pool_init=False, **LIMIT)
+    assert (
+        "Of a search without scores the accuracy is drawn." in search_charts(read_facts(folder))["front_macs"].caption
+    )
     assert written(folder).has("What counted was a score")
 
 

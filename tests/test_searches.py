@@ -74,8 +74,9 @@ def test_a_search_under_a_budget(greedynas, run):
 
 def test_a_score_that_is_part_additive_model(greedynas, run):
     assert greedynas("search", run, "--flops", "60K", *SMALL)[0] == 0
-    code, _, err = greedynas("search", run, "--flops", "60K", "--name", "steady", "--set", "additive=0.5", *SMALL)
+    code, out, err = greedynas("search", run, "--front", "--flops", "60K", "--name", "steady", "--set", "additive=0.5", *SMALL)  # fmt: skip
     assert (code, err) == (0, "")
+    assert out.count(" score ") == 2  # of the chosen network and of the front
     plain, steady = search_of(run, "macs-60K"), search_of(run, "steady")
     assert [(e["path"], e["accuracy"]) for e in steady["found"]] == [(e["path"], e["accuracy"]) for e in plain["found"]]
     assert "score" not in plain["found"][0]

@@ -101,6 +101,8 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
     caption = "Each point is a path; point at one to see its ops. The front has the paths that none beats in both."
     if scored:
         caption += " Score: accuracy on the supernet, blended with an additive model of all evaluated paths."
+        if not all(search.has_scores for search in searches):
+            caption += " Of a search without scores the accuracy is drawn."
     if drawn < evaluated:
         caption += f" Drawn: all fronts and a random sample, {drawn:,} of the {evaluated:,} evaluated paths."
     if len(aimed) > len(searches):
@@ -271,7 +273,7 @@ def _ops(search: Search, space: Space, chosen: Model | None) -> Chart:
         colorbar={"tickformat": ".0%", "thickness": 10, "outlinewidth": 0, "nticks": 5},
     )
     traces: list[go.Heatmap | go.Scatter] = [heat]
-    caption = f"The {len(paths)} best distinct networks of {search.name}, by accuracy on the supernet."
+    caption = f"The {len(paths)} best distinct networks of {search.name}, by {'score' if search.has_scores else 'accuracy on the supernet'}."
     own = chosen.arch.canonical_path if chosen is not None and chosen.arch.space == space.name else None
     if own is not None:
         marks = {"color": ORANGE, "size": 9, "symbol": "circle-open", "line": {"width": 2, "color": ORANGE}}
