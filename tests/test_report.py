@@ -131,7 +131,6 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     assert (
         "Of a search without scores the accuracy is drawn." in search_charts(read_facts(folder))["front_macs"].caption
     )
-    assert written(folder).has("What counted was a score")
 
 
 def test_charts_of_training_show_where_another_supernet_begins(photos, tmp_path):
