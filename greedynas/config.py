@@ -96,9 +96,7 @@ class SearchSettings(BaseModel):
     bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics of the evaluated paths
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
-    additive: Fraction = (
-        0.0  # of the score by which a network is chosen: an additive model, fitted to all evaluated paths
-    )
+    additive: Fraction = 0.0  # of the score that a network is chosen by: an additive model of all evaluated paths
 
 
 class RetrainSettings(BaseModel):

@@ -239,6 +239,8 @@ def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]
     if not file.exists():
         return []
     saved = read_json(file)
+    if isinstance(saved.get("settings"), dict):  # with the defaults of settings that did not exist when it was written
+        saved["settings"] = {**SearchSettings().model_dump(mode="json"), **saved["settings"]}
     different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
     try:
         found = [

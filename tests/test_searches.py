@@ -221,6 +221,18 @@ def test_runs_without_a_supernet_are_refused(greedynas, run, tmp_path):
     assert "no supernet" in err
 
 
+def test_a_search_of_an_older_version_goes_on(greedynas, run):
+    assert greedynas("search", run, "--flops", "60K", *SMALL)[0] == 0
+    file = run / "searches" / "macs-60K" / "search.json"
+    older = json.loads(file.read_text())
+    del older["settings"]["additive"]
+    file.write_text(json.dumps(older))
+    assert greedynas("search", run, "--flops", "60K", *SMALL)[0] == 0
+    code, _, err = greedynas("search", run, "--flops", "60K", "--set", "additive=0.5", *SMALL)
+    assert code == 2
+    assert "holds a search with another settings" in err
+
+
 def test_another_search_under_the_same_name_is_refused(greedynas, run):
     assert greedynas("search", run, "--flops", "60K", "--name", "mine", *SMALL)[0] == 0
     code, _, err = greedynas("search", run, "--flops", "55K", "--name", "mine", *SMALL)
