@@ -1,8 +1,8 @@
 """An additive model of paths: one number for each op of each layer.
 
 What a supernet says of a single path is uncertain, because its weights were last updated for others; what it says of an op, over all
-paths that have it, is much less so. A score that is part accuracy and part additive model therefore ranks better than the accuracy
-alone (docs/studies.md). Not in the paper.
+paths that have it, is much less so. Where networks are nearly additive, a score that is part accuracy and part additive model ranks
+better than the accuracy alone (docs/studies.md). Not in the paper.
 """
 
 from typing import Any
