@@ -3,7 +3,8 @@
     python benchmarks/macro_noise.py nas-bench-macro_cifar10.json > benchmarks/macro_noise.txt
 
 A choice by one or two of the three trainings is looked at with those that had no part in it, and with all three. Beside it the network
-with the largest op everywhere, which almost every supernet of greedy finds.
+with the largest op everywhere, which almost every supernet of greedy finds. Last, what would come of training the first few networks of
+each ranking of the record (`macro_record/`) once and choosing the best of them.
 """
 
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from greedynas.additive import blended
 from greedynas.space import load_space
-from greedynas.studies.truth import read_truth
+from greedynas.studies.truth import Truth, read_truth
+
+RECORD = Path(__file__).parent / "macro_record" / "parts"
 
 
 def main() -> None:
@@ -32,6 +36,20 @@ def main() -> None:
     largest = len(mean) - 1
     print(f"{'largest everywhere':28s} {mean[largest]:19.3f} {mean[largest]:11.3f}   ", np.round(trainings[largest], 2))
     print(f"{'best by all three':28s} {'':19s} {mean.max():11.3f}")
+    for method in ("uniform", "fair", "greedy", "greedy-0.61"):
+        for count in (1, 5):
+            found = [
+                choice for file in sorted(RECORD.glob(f"{method}-4*.npz")) for choice in trained(truth, file, count)
+            ]
+            print("{:28s} {:19.3f} {:11.3f}".format(f"{method}, best of first {count}", *np.mean(found, axis=0)))
+
+
+def trained(truth: Truth, file: Path, count: int) -> list[tuple[float, float]]:
+    """The best of the first networks by each of the three trainings: its accuracy in the others, and in all."""
+    score = blended(truth.paths, np.load(file)["batch_accuracy"], 0.5)
+    first = truth.distinct[np.argsort(-score[truth.distinct], kind="stable")[:count]]
+    best = [(seen, first[truth.trainings[first, seen].argmax()]) for seen in range(3)]
+    return [(np.delete(truth.trainings[one], seen).mean(), truth.accuracies[one]) for seen, one in best]
 
 
 if __name__ == "__main__":

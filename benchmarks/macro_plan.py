@@ -1,6 +1,6 @@
-"""The plan of the next round for `macro_tuning.py`: `python benchmarks/macro_plan.py > carry/plan.json`.
+"""The plan of the fifteenth round for `macro_tuning.py`: `python benchmarks/macro_plan.py > carry/plan.json`.
 
-Uniform and fair at rates that rise slowly (`train.lr_warmup`) or are smaller, because at the rates of the unfinished record some of
+Uniform and fair at rates that rise slowly (`train.lr_warmup`) or are smaller, because at the rates that were frozen first some of
 their supernets died in the first steps. What is ranked is half accuracy and half additive model (`macro_additive.py`). The first one
 only shows that `train.supernets` works on a GPU.
 """

@@ -10,6 +10,7 @@ from rich.console import Console
 from greedynas.budget import Budget
 from greedynas.studies.ablation import NETS, PAIRS, ablation_parts, ablation_study, study_ablation
 from greedynas.studies.comparisons import Options
+from greedynas.studies.study import run_parts
 from tests.test_study_methods import SMALL, write_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,11 +85,29 @@ def test_the_same_command_again_gives_the_same(finished, photos, greedynas):
     folder, file, study = finished
     command = ["study", "ablation", file, "--data", photos, "--flops", "60K", "--seeds", 2, "--out", folder, "--json"]
     code, out, err = greedynas(*command)
-    assert (code, err.count("already")) == (0, 2)
+    assert (code, err.count("already")) == (0, 3)  # Net5's apart
     assert json.loads(out)["results"] == study["results"]
     code, out, err = greedynas(*command, "--set", "alpha=0.5")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "config.train.alpha is 1.0 there, 0.5 here" in err
+
+
+def test_what_never_stops_is_not_trained_twice(photos, tmp_path):
+    """Net5 is Net6 without stopping: the same training where none stopped."""
+    train = {**SMALL["train"], "stopping": True, "alpha": 0.0, "max_epochs": 2, "pool_size": 4}
+    file = write_config(tmp_path / "tiny.yaml", train=train)
+    options = Options(str(file), {"data.source": str(photos)}, Budget(max_macs=60_000), seeds=(0,), jobs=1)
+    study = study_ablation(tmp_path / "study", options, Console(quiet=True))
+    net5, net6 = study["results"]["rows"][-2:]
+    assert net5["epochs"] == net6["epochs"] == 2
+    assert {key for key in net5 if net5[key] != net6[key]} == {"contestant", "stopping"}
+    spared = ablation_parts(options)[-1]
+    assert not (tmp_path / "study" / "parts" / f"{spared.name}.json").exists()
+    trained = run_parts(tmp_path / "study", [spared], Console(quiet=True), 1)[spared.name].result
+    chosen = trained["searches"]["from-pool"]["chosen"]
+    assert " ".join(chosen["ops"]) == net5["ops"]
+    assert chosen["supernet_accuracy"] == net5["supernet_accuracy"]
+    assert trained["corrected_images"] == net5["corrected_images"]
 
 
 def made_up_study(noise, seeds):

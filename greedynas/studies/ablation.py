@@ -86,7 +86,7 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
     """Train, search and retrain what is not there yet, then compare."""
     base = contest_config(options)
     truth = check_options(base, options)
-    done = run_parts(folder, ablation_parts(options), console, options.jobs)
+    done = _run(folder, options, console)
     found = {(name, seed): _chosen(done, name, seed) for name in NETS for seed in options.seeds}
     wanted = [(network_of(one, base.space), seed, options.retrain_seeds) for (_, seed), one in found.items()]
     top1 = top1_of(folder, wanted, base, options, truth, console)
@@ -101,6 +101,17 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
     machines = sorted({part.machine for part in done.values()})
     settings = {**options.told(), "space": base.space.name, "max_epochs": base.train.max_epochs}
     return publish(folder, ablation_study(rows, searched, settings, machines), console)
+
+
+def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:
+    """All parts, Net5's last: where Net6's training never stopped early, Net5's would be the same again."""
+    parts = {part.name: part for part in ablation_parts(options)}
+    twins = {f"{NETS['Net5'].supernet}-{seed}": f"{NETS['Net6'].supernet}-{seed}" for seed in options.seeds}
+    done = run_parts(folder, [part for name, part in parts.items() if name not in twins], console, options.jobs)
+    results = {name: done[twin].result for name, twin in twins.items()}
+    stopped = [name for name, result in results.items() if result["epochs"] < result["max_epochs"]]
+    done |= {name: done[twin] for name, twin in twins.items() if name not in stopped}
+    return done | run_parts(folder, [parts[name] for name in stopped], console, options.jobs)
 
 
 def ablation_parts(options: Options) -> list[Part]:
