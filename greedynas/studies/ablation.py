@@ -108,10 +108,9 @@ def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:
     parts = {part.name: part for part in ablation_parts(options)}
     twins = {f"{NETS['Net5'].supernet}-{seed}": f"{NETS['Net6'].supernet}-{seed}" for seed in options.seeds}
     done = run_parts(folder, [part for name, part in parts.items() if name not in twins], console, options.jobs)
-    results = {name: done[twin].result for name, twin in twins.items()}
-    stopped = [name for name, result in results.items() if result["epochs"] < result["max_epochs"]]
-    done |= {name: done[twin] for name, twin in twins.items() if name not in stopped}
-    return done | run_parts(folder, [parts[name] for name in stopped], console, options.jobs)
+    whole = {name for name, part in done.items() if part.result["epochs"] == part.result["max_epochs"]}
+    same = {name: done[twin] for name, twin in twins.items() if twin in whole}
+    return done | same | run_parts(folder, [parts[name] for name in twins if name not in same], console, options.jobs)
 
 
 def ablation_parts(options: Options) -> list[Part]:

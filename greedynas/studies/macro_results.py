@@ -141,7 +141,7 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
 
 def additive_share(part: Done) -> float:
     """How much of a path's score is an additive model's (`search.additive`)."""
-    return float(part.settings["config"]["search"].get("additive", 0.0))
+    return float(part.settings["config"]["search"]["additive"])
 
 
 def scores_of(truth: Truth, part: Done, name: str) -> Numbers:

@@ -145,7 +145,8 @@ def read_part(folder: Path, name: str) -> Done:
         arrays = {}
         if saved["arrays"]:
             arrays = read_arrays(_file(folder, name).with_suffix(".npz"), saved["arrays"])
-        return Done(name, saved["settings"], saved["result"], arrays, saved["seconds"], saved["machine"])
+        settings = _completed(saved["settings"], f"{folder}, part {name}")
+        return Done(name, settings, saved["result"], arrays, saved["seconds"], saved["machine"])
     except (KeyError, TypeError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise GreedyNASError(
             f"{_file(folder, name)} cannot be read ({error}); remove it to work it out again"

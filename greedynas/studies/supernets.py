@@ -69,7 +69,7 @@ def settings_of_training(config: Config, seed: int) -> dict[str, Any]:
 
 
 def best_epochs(config: Config) -> int | None:
-    """The number of epochs that the preset has for this sampler in particular: more are worse, whatever they may cost."""
+    """The number of epochs that the preset has for this sampler in particular: the most that suits it, whatever more may cost."""
     return config.samplers.get(config.train.sampler, {}).get("max_epochs")
 
 
