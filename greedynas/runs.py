@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from greedynas import distributed
+from greedynas import __version__, distributed
 from greedynas.config import Config, validated
 from greedynas.errors import GreedyNASError
 from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
@@ -271,8 +271,12 @@ def config_text(config: Config) -> str:
 
 def versions() -> dict[str, Any]:
     """What the results may depend on besides the settings."""
-    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("greedynas", "torch", "torchvision", "timm", "triton", "numpy"):
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "greedynas": __version__,  # also where only its folder is on the path
+    }
+    for package in ("torch", "torchvision", "timm", "triton", "numpy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

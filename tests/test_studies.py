@@ -127,6 +127,24 @@ def a_study(**changes):
     return Study(**{**facts, "draw": lambda: [Panel("Figure 2", {"The paper": chart, "Ours": chart})], **changes})
 
 
+def test_a_study_names_the_machines_and_versions_that_worked_out_its_parts(tmp_path):
+    """The page may be made elsewhere: of parts that a machine with a GPU sent back."""
+    run_parts(tmp_path / "study", parts(2, 3), CONSOLE, jobs=1)
+    for name, torch_version in {"p2": "2.11.0", "p3": "2.12.1"}.items():
+        file = tmp_path / "study" / "parts" / f"{name}.json"
+        saved = json.loads(file.read_text())
+        file.write_text(
+            json.dumps({**saved, "machine": "a GPU", "versions": {"python": "3.12", "torch": torch_version}})
+        )
+    alone = run_parts(tmp_path / "study", parts(2), CONSOLE, jobs=1)
+    told = publish(tmp_path / "alone", a_study(parts=list(alone.values())), CONSOLE)
+    assert (told["machine"], told["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0"})
+    two = run_parts(tmp_path / "study", parts(2, 3), CONSOLE, jobs=1)
+    told = publish(tmp_path / "two", a_study(parts=list(two.values())), CONSOLE)
+    assert (told["machine"], told["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0, 2.12.1"})
+    assert "2.11.0, 2.12.1" in (tmp_path / "two" / "study.html").read_text()
+
+
 def test_a_study_is_published_as_json_and_as_one_page(tmp_path):
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     told = publish(tmp_path, a_study(), console)

@@ -3,7 +3,7 @@
 Net4 and Net6 are searches on the same supernet: one starts from random paths, the other from the pool.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -98,9 +98,8 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
         row["network"] = compact(network, base.space)
         rows.append(row if truth is None or feasible is None else {**row, **true_rank(network, truth, feasible)})
     searched = _searched_accuracies(done, options.seeds)
-    machines = sorted({part.machine for part in done.values()})
     settings = {**options.told(), "space": base.space.name, "max_epochs": base.train.max_epochs}
-    return publish(folder, ablation_study(rows, searched, settings, machines), console)
+    return publish(folder, ablation_study(rows, searched, settings, list(done.values())), console)
 
 
 def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:
@@ -161,7 +160,7 @@ def _searched_accuracies(done: Mapping[str, Done], seeds: tuple[int, ...]) -> di
 
 
 def ablation_study(
-    rows: list[Row], searched: dict[str, list[float]], settings: dict[str, Any], machines: list[str]
+    rows: list[Row], searched: dict[str, list[float]], settings: dict[str, Any], parts: Sequence[Done]
 ) -> Study:
     results: dict[str, Any] = {
         "nets": summaries(rows),
@@ -182,7 +181,7 @@ def ablation_study(
         results=results,
         tables=[nets_table(results, settings), difference_table(results)],
         draw=partial(_panels, results, searched, settings),
-        machine=", ".join(machines),
+        parts=parts,
     )
 
 

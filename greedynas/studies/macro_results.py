@@ -97,7 +97,7 @@ def macro_study(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) ->
         results=results,
         tables=[correlation_table(results), found_table(results), cost_table(results), *more_tables(results)],
         draw=partial(_draw, truth, list(done), results),
-        machine=", ".join(sorted({part.machine for part in done})),
+        parts=done,
     )
 
 

@@ -112,8 +112,8 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
         "space": base.space.name,
     }
     reference = None if truth is None or feasible is None else reference_of(truth, feasible)
-    machines = sorted({part.machine for part in done.values()})
-    return publish(folder, methods_study(rows, list(sampled.values()), reference, settings, machines), console)
+    study = methods_study(rows, list(sampled.values()), reference, settings, list(done.values()))
+    return publish(folder, study, console)
 
 
 # What is asked for

@@ -8,7 +8,7 @@ from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.wording import count, milliseconds
 from greedynas.studies.correlations import mean_interval, rank_correlations
 from greedynas.studies.macro_results import told
-from greedynas.studies.study import Panel, Study
+from greedynas.studies.study import Done, Panel, Study
 from greedynas.studies.verdicts import Row, differences, sentence, summaries, told_difference
 
 # Tables 1 and 6 of the paper (ImageNet): top-1 in percent by supernet and searcher. FairNAS-C has a searcher of its own.
@@ -40,7 +40,7 @@ def methods_study(
     sampled: list[dict[str, Any]],
     reference: dict[str, Any] | None,
     settings: dict[str, Any],
-    machines: Sequence[str],
+    parts: Sequence[Done],
 ) -> Study:
     results: dict[str, Any] = {
         "contestants": summaries(rows),
@@ -61,7 +61,7 @@ def methods_study(
         results=results,
         tables=tables,
         draw=partial(_draw, results),
-        machine=", ".join(machines),
+        parts=parts,
     )
 
 

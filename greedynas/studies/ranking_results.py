@@ -35,7 +35,7 @@ def ranking_study(done: list[Done], settings: dict[str, Any]) -> Study:
         results={"supernets": rows, "paper": PAPER},
         tables=[_table3(own, settings), _modes(last), _curve_table(own), *_along_table(along)],
         draw=partial(_draw, own, along),
-        machine=", ".join(sorted({part.machine for part in done})),
+        parts=done,
     )
 
 

@@ -71,6 +71,7 @@ class Done:
     arrays: dict[str, NDArray[Any]] = field(repr=False)
     seconds: float
     machine: str
+    versions: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Study:
     results: dict[str, Any]
     tables: list[Table]
     draw: Callable[[], list[Panel]]  # needs plotly
-    machine: str = ""
+    parts: Sequence[Done] = ()  # what it was made of, perhaps elsewhere
 
 
 # Parts
@@ -146,7 +147,7 @@ def read_part(folder: Path, name: str) -> Done:
         if saved["arrays"]:
             arrays = read_arrays(_file(folder, name).with_suffix(".npz"), saved["arrays"])
         settings = _completed(saved["settings"], f"{folder}, part {name}")
-        return Done(name, settings, saved["result"], arrays, saved["seconds"], saved["machine"])
+        return Done(name, settings, saved["result"], arrays, saved["seconds"], saved["machine"], saved["versions"])
     except (KeyError, TypeError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise GreedyNASError(
             f"{_file(folder, name)} cannot be read ({error}); remove it to work it out again"
@@ -304,8 +305,7 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
         "title": study.title,
-        "machine": study.machine or machine(),
-        "versions": versions(),
+        **_made_by(study.parts),
         "settings": study.settings,
         "results": study.results,
     }
@@ -321,6 +321,18 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     write_atomically(file, _page(folder, study, record).encode("utf-8", errors="replace"))
     _say(console, f"Study: {file} ({size(file.stat().st_size)}, opens in any browser)")
     return {**record, "page": str(file)}
+
+
+def _made_by(parts: Sequence[Done]) -> dict[str, Any]:
+    """The machines and versions that worked out the parts; of a study without parts, those here."""
+    if not parts:
+        return {"machine": machine(), "versions": versions()}
+    keys = dict.fromkeys(key for part in parts for key in part.versions)
+    found = {key: list(dict.fromkeys(part.versions.get(key) for part in parts)) for key in keys}
+    return {
+        "machine": ", ".join(sorted({part.machine for part in parts})),
+        "versions": {key: one[0] if len(one) == 1 else ", ".join(map(str, one)) for key, one in found.items()},
+    }
 
 
 def _page(folder: Path, study: Study, record: dict[str, Any]) -> str:
