@@ -128,6 +128,8 @@ def test_the_page_shows_the_papers_tables_beside_ours(finished):
         "verdict",
     ):
         assert shown in page
+    drawn = study["results"]["contestants"]["random network"]["top1"]["mean"]
+    assert f"Not drawn: the random network, mean {drawn:.2f}." in page
     assert "stands in" not in page
     assert "src=" not in page.partition("<script>")[0]  # nothing is fetched
 
