@@ -156,6 +156,7 @@ def test_a_study_is_published_as_json_and_as_one_page(tmp_path):
     page = (tmp_path / "study.html").read_text()
     assert told["page"] == str(tmp_path / "study.html")
     assert "&lt;b&gt;greedy" in page
+    assert "nothing to quote" not in page  # that is for --quick
     assert "<b>greedy" not in page
     assert page.index("The paper") < page.index("Ours")
     assert len(re.findall(r'data-chart="(chart\d)"', page)) == 2

@@ -65,6 +65,7 @@ def test_the_quick_study_end_to_end(studied):
         assert 0 < row["moments"][0]["epoch"] < row["epochs"]
     page = (folder / "study.html").read_text()
     assert "By the accuracy on the supernet alone" in page
+    assert "nothing to quote" in page
     assert "The paper, Table 1" in page
     assert "Agreement with the ground truth" in page
 

@@ -79,7 +79,7 @@ BINS = 40  # of the histogram
 
 def quick(options: Options) -> Options:
     """Small sizes for the embedded images: minutes on a CPU, to see how it works; no result to quote."""
-    return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS])
+    return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS], quick=True)
 
 
 def study_ablation(folder: Path, options: Options, console: Console) -> dict[str, Any]:

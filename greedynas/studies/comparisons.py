@@ -48,6 +48,7 @@ class Options:
     truth: Path | None = None  # stands in for retraining
     keep: bool = True  # the run directories
     jobs: int | None = None
+    quick: bool = False  # small sizes
 
     def told(self) -> dict[str, Any]:
         """For `study.json`."""
@@ -58,6 +59,7 @@ class Options:
             "seeds": list(self.seeds),
             "retrain_seeds": self.retrain_seeds,
             "ground_truth": self.truth is not None,
+            "quick": self.quick,
         }
 
 

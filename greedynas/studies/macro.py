@@ -81,6 +81,7 @@ class MacroOptions:
     base: dict[str, Any] = field(  # as `changes`, which count before these
         default_factory=lambda: {"data.check_duplicates": False}
     )
+    quick: bool = False  # small sizes
 
 
 def quick(options: MacroOptions) -> MacroOptions:
@@ -92,6 +93,7 @@ def quick(options: MacroOptions) -> MacroOptions:
         epochs=QUICK_EPOCHS if options.epochs == EPOCHS else options.epochs,
         paths=options.paths or QUICK_PATHS,
         images=options.images or QUICK_IMAGES,
+        quick=True,
     )
 
 

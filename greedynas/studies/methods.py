@@ -74,7 +74,7 @@ class MethodsOptions(Options):
 
 def quick(options: MethodsOptions) -> MethodsOptions:
     """Small sizes for the embedded images: minutes on a CPU, to see how it works; no result to quote."""
-    return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS])
+    return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS], quick=True)
 
 
 def study_methods(folder: Path, options: MethodsOptions, console: Console) -> dict[str, Any]:

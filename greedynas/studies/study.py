@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
 SCHEMA_VERSION = 1
+QUICK = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
 
@@ -147,7 +148,9 @@ def read_part(folder: Path, name: str) -> Done:
         if saved["arrays"]:
             arrays = read_arrays(_file(folder, name).with_suffix(".npz"), saved["arrays"])
         settings = _completed(saved["settings"], f"{folder}, part {name}")
-        return Done(name, settings, saved["result"], arrays, saved["seconds"], saved["machine"], saved["versions"])
+        return Done(
+            name, settings, saved["result"], arrays, saved["seconds"], saved["machine"], dict(saved["versions"])
+        )
     except (KeyError, TypeError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise GreedyNASError(
             f"{_file(folder, name)} cannot be read ({error}); remove it to work it out again"
@@ -301,6 +304,8 @@ def publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
 
 def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
+    if study.settings.get("quick"):
+        study = replace(study, lead=f"{study.lead} {QUICK}")
     record = {
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
@@ -314,6 +319,8 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     for table in study.tables:
         console.print(rich_table(table))
     _say(console, study.title)
+    if study.settings.get("quick"):
+        _say(console, QUICK)
     if find_spec("plotly") is None:
         _say(console, f"{folder / 'study.json'}; for the page install plotly and give the same command again")
         return record
