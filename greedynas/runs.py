@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from greedynas import __version__, distributed
+from greedynas import __version__, distributed, stopping
 from greedynas.config import Config, validated
 from greedynas.errors import GreedyNASError
 from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
@@ -226,6 +226,14 @@ def step_of(file: Path) -> int:
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
+    try:
+        return _read_checkpoint(file)
+    except DAMAGE:
+        stopping.raise_lost()  # nothing is wrong with the file
+        raise
+
+
+def _read_checkpoint(file: Path) -> Checkpoint:
     match = _CHECKPOINT.fullmatch(file.name)
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()[:16]

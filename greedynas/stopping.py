@@ -40,6 +40,7 @@ class _Wish:
 
     number: int | None = None  # the first signal
     since = 0.0  # when it came
+    raised = False  # whether it was to end all at once
     unhurried = 0  # how many trainings are inside each other
     owner = -1  # the process that catches them; its workers do not
 
@@ -47,22 +48,31 @@ class _Wish:
 @contextmanager
 def signals_caught() -> Iterator[None]:
     """For the command line, in the main thread."""
-    _Wish.number, _Wish.unhurried, _Wish.owner = None, 0, os.getpid()
+    _Wish.number, _Wish.raised, _Wish.unhurried, _Wish.owner = None, False, 0, os.getpid()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     caught = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]  # shells ignore some on purpose
     for number in caught:
         signal.signal(number, _on_signal)
     try:
         yield
+    except Exception:
+        raise_lost()
+        raise
     finally:
         for number in caught:
             signal.signal(number, before[number])
-        _Wish.number = None
+        _Wish.number, _Wish.raised = None, False
 
 
 def requested() -> int | None:
     """The signal that wants an unhurried training to end."""
     return _Wish.number
+
+
+def raise_lost() -> None:
+    """Where a fault is dealt with: the end that was asked for, if that is what C code has made the fault of."""
+    if _Wish.number is not None and _Wish.raised:
+        raise Stopped(_Wish.number) from None
 
 
 @contextmanager
@@ -81,7 +91,7 @@ def _on_signal(number: int, _: FrameType | None) -> None:
     if os.getpid() != _Wish.owner:  # a worker that has just started; whoever started it will end it
         return
     if not _Wish.unhurried:
-        _Wish.number = number
+        _Wish.number, _Wish.raised = number, True
         raise Stopped(number)
     now = time.monotonic()
     if _Wish.number is None:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from greedynas import GreedyNASError, stopping, telemetry
+from greedynas import GreedyNASError, runs, stopping, telemetry
 from greedynas.memory import is_out_of_memory, largest_that_fits, telling_what_fits
 from greedynas.runs import Checkpoints
 from greedynas.state import copied
@@ -179,6 +179,34 @@ def test_a_fault_that_the_signal_has_caused_is_not_told_as_one(data, tmp_path, m
         with new_run(tmp_path, max_epochs=1) as run:
             train(data, run=run, max_epochs=1)
     assert "the step was not finished" in (tmp_path / "log.txt").read_text()
+
+
+class SwallowsSignals:
+    """As C code in torch and safetensors can: what a signal raises in the middle of it becomes an error of its own."""
+
+    def __init__(self, *_, **__):
+        try:
+            get(signal.SIGTERM)
+        except stopping.Stopped:
+            raise TypeError("could not determine the shape") from None
+
+
+def test_a_checkpoint_is_not_damaged_because_a_signal_came_while_it_was_read(tmp_path, monkeypatch, caplog):
+    saved = Checkpoints(tmp_path)
+    saved.save(1, {"weight": torch.ones(2)}, {"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "safe_open", SwallowsSignals)
+        with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+            saved.load()
+    assert "damaged" not in caplog.text
+    assert saved.load()[1] == {"step": 1}
+
+
+def test_a_fault_made_of_a_signal_is_told_as_the_signal():
+    with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+        SwallowsSignals()
+    with pytest.raises(ZeroDivisionError), stopping.signals_caught():  # it is forgotten afterwards
+        1 / 0  # noqa: B018
 
 
 def test_ignored_signals_stay_ignored():

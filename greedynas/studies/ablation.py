@@ -89,7 +89,7 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
     done = _run(folder, options, console)
     found = {(name, seed): _chosen(done, name, seed) for name in NETS for seed in options.seeds}
     wanted = [(network_of(one, base.space), seed, options.retrain_seeds) for (_, seed), one in found.items()]
-    top1 = top1_of(folder, wanted, base, options, truth, console)
+    top1, retrained = top1_of(folder, wanted, base, options, truth, console)
     feasible = None if truth is None else make_search_task(truth.space, options).feasible(truth.paths)
     rows = []
     for (name, seed), chosen in found.items():
@@ -99,7 +99,7 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
         rows.append(row if truth is None or feasible is None else {**row, **true_rank(network, truth, feasible)})
     searched = _searched_accuracies(done, options.seeds)
     settings = {**options.told(), "space": base.space.name, "max_epochs": base.train.max_epochs}
-    return publish(folder, ablation_study(rows, searched, settings, list(done.values())), console)
+    return publish(folder, ablation_study(rows, searched, settings, [*done.values(), *retrained]), console)
 
 
 def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:

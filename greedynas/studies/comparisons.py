@@ -26,7 +26,7 @@ from greedynas.runs import Run
 from greedynas.schedule import Schedule, corrected_images
 from greedynas.stages import choose_device, train_stage
 from greedynas.streams import stream
-from greedynas.studies.study import Part, run_parts
+from greedynas.studies.study import Done, Part, run_parts
 from greedynas.studies.supernets import FREE_KEYS, best_epochs, settings_of_training, shared_data
 from greedynas.studies.truth import Truth, read_truth
 
@@ -238,13 +238,14 @@ def top1_of(
     options: Options,
     truth: Truth | None,
     console: Console,
-) -> dict[tuple[OpPath, int], list[float]]:
-    """Top-1 in percent by network (canonical path) and seed, for (network, seed, number of trainings).
+) -> tuple[dict[tuple[OpPath, int], list[float]], list[Done]]:
+    """Top-1 in percent by network (canonical path) and seed, for (network, seed, number of trainings); and the trainings.
 
     Each training has a seed of its own, so that two supernets that find the same network are two observations.
     """
     if truth is not None:
-        return {(network, seed): [float(truth.accuracies[index_of(network, truth)])] for network, seed, _ in wanted}
+        true = {(network, seed): [float(truth.accuracies[index_of(network, truth)])] for network, seed, _ in wanted}
+        return true, []
     trainings = {(network, seed, i) for network, seed, count in wanted for i in range(count)}
     parts = {
         one: retraining_part(*one, config, options)
@@ -254,7 +255,7 @@ def top1_of(
     found: dict[tuple[OpPath, int], list[float]] = {}
     for (network, seed, _), part in parts.items():
         found.setdefault((network, seed), []).append(100 * done[part.name].result["test_top1"])
-    return found
+    return found, list(done.values())
 
 
 def retraining_part(network: OpPath, seed: int, training: int, config: Config, options: Options) -> Part:

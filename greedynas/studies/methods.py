@@ -90,7 +90,7 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
     found = _found(done, options)
     wanted = {(network_of(one, base.space), seed, options.retrain_seeds) for (_, _, seed), one in found.items()}
     wanted |= {(canonical(path, base.space), key[1], 1) for key, one in sampled.items() for path in one["paths"]}
-    top1 = top1_of(folder, wanted, base, options, truth, console)
+    top1, retrained = top1_of(folder, wanted, base, options, truth, console)
     feasible = None if truth is None else make_search_task(truth.space, options).feasible(truth.paths)
     rows = []
     for (method, searcher, seed), chosen in found.items():
@@ -112,7 +112,7 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
         "space": base.space.name,
     }
     reference = None if truth is None or feasible is None else reference_of(truth, feasible)
-    study = methods_study(rows, list(sampled.values()), reference, settings, list(done.values()))
+    study = methods_study(rows, list(sampled.values()), reference, settings, [*done.values(), *retrained])
     return publish(folder, study, console)
 
 
