@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from greedynas import stopping
 from greedynas.errors import GreedyNASError
 from greedynas.trained import KEY, Card, parse_card
 
@@ -52,7 +53,7 @@ def export_onnx(net: nn.Module, image: Tensor, dynamic_batch: bool = False) -> "
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]} if dynamic_batch else {}
     if dynamic_batch:
         names["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), stopping.unhurried():  # what a signal raises within its C++ code aborts the process
         warnings.simplefilter("ignore")  # the exporter warns about its own future
         program = torch.onnx.export(net, (image,), dynamo=True, verbose=False, **names)
     assert program is not None

@@ -1,7 +1,7 @@
 """SIGTERM (a machine that is about to be taken away) and Ctrl-C: a training writes a checkpoint before it ends.
 
 The command line works inside `signals_caught`. A training is `unhurried`: it looks at `requested` after every step, saves, and
-leaves. Everything else has all that it would need on the disk already and ends at once.
+leaves. So is what must not be interrupted. Everything else has all that it would need on the disk already and ends at once.
 """
 
 import os

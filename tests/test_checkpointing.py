@@ -12,6 +12,7 @@ import torch
 
 from greedynas import GreedyNASError, runs, stopping, telemetry
 from greedynas.memory import is_out_of_memory, largest_that_fits, telling_what_fits
+from greedynas.onnxfiles import export_onnx
 from greedynas.runs import Checkpoints
 from greedynas.state import copied
 from tests.test_training import new_run, same_tensors, train
@@ -207,6 +208,15 @@ def test_a_fault_made_of_a_signal_is_told_as_the_signal():
         SwallowsSignals()
     with pytest.raises(ZeroDivisionError), stopping.signals_caught():  # it is forgotten afterwards
         1 / 0  # noqa: B018
+
+
+def test_a_signal_waits_for_the_exporter(monkeypatch):
+    """Within its C++ code, an exception that comes from outside ends the process by an abort."""
+    reached = []
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: (get(signal.SIGTERM), reached.append("the end")))
+    with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+        export_onnx(torch.nn.Identity(), torch.zeros(1))
+    assert reached == ["the end"]
 
 
 def test_ignored_signals_stay_ignored():
