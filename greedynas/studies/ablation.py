@@ -260,11 +260,11 @@ def _panels(results: dict[str, Any], searched: dict[str, list[float]], settings:
     import plotly.graph_objects as go
 
     from greedynas.reporting.charts import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE, Chart, figure
-    from greedynas.studies.methods_charts import points_chart, values_of
+    from greedynas.studies.methods_charts import POINTS, points_chart, values_of
 
     colours = dict(zip(NETS, (GREY, BLUE, GREEN, PURPLE, OCHRE, ORANGE), strict=True))
     paper = {name: [net.paper] for name, net in NETS.items()}
-    ours = points_chart(values_of(results["rows"]), results["nets"], "top-1, %", "One point a seed; the bar is the mean with its 95% interval.", colours)  # fmt: skip
+    ours = points_chart(values_of(results["rows"]), results["nets"], "top-1, %", POINTS, colours)  # fmt: skip
     everything = [value for values in searched.values() for value in values]
     bins = {"start": 100 * min(everything), "size": max(100 * (max(everything) - min(everything)) / BINS, 0.01)}
     bars = [

@@ -13,6 +13,7 @@ COLOURS = {"random": GREY, "uniform": BLUE, "uniform-E": PURPLE, "fair": GREEN, 
 # Table 1: corrected #optimization in millions of images.
 PAPER_COST = {"uniform": 147.6, "uniform-E": 89.8, "fair": 184.5, "greedy": 89.7}
 BINS = 12
+POINTS = "One point a seed; the bar is the mean with its 95% interval."  # how to read `points_chart`
 
 
 def methods_panels(results: dict[str, Any]) -> list[Panel]:
@@ -38,7 +39,7 @@ def methods_panels(results: dict[str, Any]) -> list[Panel]:
 def _our_points(results: dict[str, Any]) -> Chart:
     """Without the random network where there are others: so far behind, it would draw them all as one point."""
     values = values_of(results["rows"])
-    caption = "One point a seed; the bar is the mean with its 95% interval."
+    caption = POINTS
     if len(values) > 1 and NO_SUPERNET in values:
         del values[NO_SUPERNET]
         mean = results["contestants"][NO_SUPERNET]["top1"]["mean"]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
 SCHEMA_VERSION = 1
-QUICK = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
+QUICK_NOTE = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
 
@@ -305,7 +305,7 @@ def publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
 def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     if study.settings.get("quick"):
-        study = replace(study, lead=f"{study.lead} {QUICK}")
+        study = replace(study, lead=f"{study.lead} {QUICK_NOTE}")
     record = {
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
@@ -320,7 +320,7 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
         console.print(rich_table(table))
     _say(console, study.title)
     if study.settings.get("quick"):
-        _say(console, QUICK)
+        _say(console, QUICK_NOTE)
     if find_spec("plotly") is None:
         _say(console, f"{folder / 'study.json'}; for the page install plotly and give the same command again")
         return record

@@ -55,6 +55,12 @@ class Process:
     def running(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
+    def listens(self) -> bool:
+        """Whether it catches SIGTERM, as it does from the beginning of its work to the end."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
     def wait(self) -> tuple[int, str]:
         """Exit code (negative: the signal that killed it) and standard error."""
         until = time.monotonic() + PATIENCE
