@@ -455,7 +455,7 @@ def test_the_budget_of_a_random_network_is_counted_with_the_classes_of_the_data(
 def test_a_random_network_within_a_limit_on_latency(run, tmp_path):
     table = made_up(tiny_space())
     table.save(tmp_path / "table.json")
-    limits = {"macs": (None, None), "params": (None, None), "latency_ms": (["14ms"], None)}
+    limits = {"macs": (None, None), "params": (None, None), "latency_ms": (["12ms"], None)}
     small = ["population=6", "generations=2"]
     requests = make_requests(run, limits, "evolution", (), True, "quick", small, None)
     search_stage(run, requests, tmp_path / "table.json", Console(quiet=True))
@@ -463,7 +463,7 @@ def test_a_random_network_within_a_limit_on_latency(run, tmp_path):
     targets = [drawn(run, seed, latency_table=tmp_path / "table.json") for seed in range(20)]
     latencies = table.cost_table(tiny_space())(np.array([target.path for target in targets])).tolist()
     assert [target.facts["latency_ms"] for target in targets] == latencies
-    assert max(latencies) <= 14 < table.cost_table(tiny_space()).range[1]
+    assert max(latencies) <= 12 < table.cost_table(tiny_space()).range[1] - 1
     table.save(run / "latency.json")  # as a job that measures it does
     assert drawn(run).path == targets[0].path
     made_up(tiny_space(), constant_ms=1.0).save(run / "latency.json")
