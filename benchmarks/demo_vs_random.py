@@ -2,9 +2,9 @@
 
     python benchmarks/demo_vs_random.py --run greedynas-demo --random 16 --jobs 2 --out benchmarks/demo_vs_random.json
 
-RUN is a finished `greedynas run fashion --flops 500K --set search.population=50 --set search.generations=20`. The random networks are uniform over all distinct ones that keep the demo's budget; each
-is trained with the demo's recipe and looked at on the same test images. The found network is trained with the same seeds
-as the first few of them, because one training is a draw too.
+RUN is a finished `greedynas run fashion --flops 500K --set search.population=50 --set search.generations=20`. The random
+networks are uniform over all distinct ones that keep that budget; each is trained with the demo's recipe and looked at on the
+same test images. The found network is trained with the same seeds as the first few of them, because one training is a draw too.
 """
 
 import argparse

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from copy import copy, deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -412,12 +413,23 @@ def drawn(run, seed=0, model=None, latency_table=None):
     return choose_target(run, read_run_config(run), model, "random", None, None, seed, latency_table)
 
 
+ALL = np.array(list(product(range(3), repeat=4)))  # the paths of the tiny space
+
+
+def limited(run, name, share):
+    """Give a finished search a budget that this share of all paths keeps; return the budget."""
+    limit = int(np.quantile(tiny_space().costs(ALL).macs, share))
+    file = run / "searches" / name / "search.json"
+    file.write_text(json.dumps({**read(file), "budget": {"max_macs": limit}}))
+    return limit
+
+
 def test_a_random_network_is_trained_beside_the_found_one(run):
-    found = read(run / "arch.json")
+    found, limit = read(run / "arch.json"), limited(run, "macs-60K", 0.5)
     result = stage(run, arch="random")
     arch = read(run / "models" / "random" / "arch.json")
     assert (arch["model"], arch["within"], arch["epochs"]) == ("random", "macs-60K", 2)
-    assert arch["macs"] == tiny_space().costs([arch["path"]]).macs[0] <= 60_000
+    assert arch["macs"] == tiny_space().costs([arch["path"]]).macs[0] <= limit
     assert arch["canonical_path"] != found["canonical_path"]
     assert "supernet_accuracy" not in arch
     assert tuple(arch["path"]) == drawn(run).path
@@ -425,31 +437,36 @@ def test_a_random_network_is_trained_beside_the_found_one(run):
     before = content(run)
     assert stage(run, model="random") == stage(run, arch="random") == result
     assert content(run) == before
+    again = choose_target(run, read_run_config(run), "random", None, None, None)
+    assert (again.path, again.facts) == (drawn(run).path, {"within": "macs-60K"})
 
 
 def test_random_networks_keep_the_budget_of_their_search_and_are_not_its_own(run):
     space = tiny_space()
-    for name, limit in (("macs-60K", 60_000), ("macs-50K", 50_000)):
-        found = read(run / "models" / name / "arch.json")
-        paths = [drawn(run, seed, name).path for seed in range(40)]
-        assert space.costs(paths).macs.max() <= limit
-        assert len({canonical(path, space) for path in paths}) > 10
-        assert tuple(found["canonical_path"]) not in {canonical(path, space) for path in paths}
-    # Any of them could have been found.
+    for name, share in (("macs-60K", 0.6), ("macs-50K", 0.2)):
+        limit, found = limited(run, name, share), read(run / "models" / name / "arch.json")
+        paths = [drawn(run, seed, name).path for seed in range(100)]
+        within = {canonical(path, space) for path in ALL[space.costs(ALL).macs <= limit].tolist()}
+        networks = {canonical(path, space) for path in paths}
+        assert networks <= within
+        assert len(networks) > 0.7 * len(within)  # almost any of them
+        assert tuple(found["canonical_path"]) not in networks
     file = run / "models" / "macs-50K" / "arch.json"
-    other = {**read(file), "path": list(paths[0]), "canonical_path": list(canonical(paths[0], space))}
+    other = {**found, "path": list(paths[0]), "canonical_path": list(canonical(paths[0], space))}
     file.write_text(json.dumps(other))  # as retraining with --top does
-    assert canonical(drawn(run, 0, "macs-50K").path, space) != canonical(paths[0], space)
-    assert canonical(drawn(run, 0, "macs-50K").path, space) != tuple(found["canonical_path"])
+    again = canonical(drawn(run, 0, "macs-50K").path, space)
+    assert again not in (canonical(paths[0], space), tuple(found["canonical_path"]))
 
 
 def test_the_budget_of_a_random_network_is_counted_with_the_classes_of_the_data(run):
+    limit = limited(run, "macs-60K", 0.8)
     file = run / "searches" / "macs-60K" / "search.json"
     search = read(file)
-    search["chosen"]["num_classes"] = 1000  # 15,952 multiply-adds more than with 3
+    search["chosen"]["num_classes"] = 100  # 97 rows of 16 weights more than with 3
     file.write_text(json.dumps(search))
     paths = [drawn(run, seed).path for seed in range(40)]
-    assert tiny_space().costs(paths).macs.max() <= 60_000 - 15_952
+    assert tiny_space().costs(paths).macs.max() <= limit - 97 * 16
+    assert (tiny_space().costs(ALL).macs > limit - 97 * 16).mean() > 0.2  # by chance alone, some would cost more
 
 
 def test_a_random_network_within_a_limit_on_latency(run, tmp_path):
