@@ -39,6 +39,7 @@ from greedynas.supernet import Supernet
 from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
+BALANCED = "balanced accuracy"
 SEARCHERS = ("evolution", "random")
 
 
@@ -57,7 +58,7 @@ class Request:
 
 class SupernetEvaluator:
     """Accuracy of paths on the whole validation set, each path once however many searches ask; averaged over the net and its
-    earlier weights, if there are any."""
+    earlier weights, if there are any, and over classes, if the data weighs them alike."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class SupernetEvaluator:
                 self.settings.bn_images,
                 calibration=self.calibration,
                 precision=self.precision,
+                balanced=self.data.balanced,
             )
             self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
         return [self.accuracies[path] for path in paths]
@@ -197,7 +199,7 @@ def run_search(
 ) -> dict[str, Any]:
     """One search, saved after every generation."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier))
+    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier), evaluator.data.balanced)
     known = distributed.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +280,8 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     table = Table(title="Chosen networks", title_justify="left")
     names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
     scored = ["score"] if "score" in results[0]["chosen"] else []
-    for column in ("search", *scored, "accuracy on the supernet", *names, "evaluated", "ditched", "network"):
+    accuracy = f"{results[0].get('metric', 'accuracy')} on the supernet"
+    for column in ("search", *scored, accuracy, *names, "evaluated", "ditched", "network"):
         table.add_column(column, justify="left" if column in ("search", "network") else "right")
     for result in results:
         chosen = result["chosen"]
@@ -289,7 +292,7 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     console.print(table)
     for result in results if with_front else ():
         front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
-        for column in (*scored, "accuracy on the supernet", *names, "path"):
+        for column in (*scored, accuracy, *names, "path"):
             front.add_column(column, justify="right")
         for entry in result["front"]:
             costs = [_told_cost(name, entry[name]) for name in names]
@@ -310,13 +313,14 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
     return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
-def _settings_json(request: Request, task: Task, step: int, supernets: int) -> dict[str, Any]:
+def _settings_json(request: Request, task: Task, step: int, supernets: int, balanced: bool) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
         **({"supernets": supernets} if supernets > 1 else {}),
+        **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),

@@ -148,6 +148,7 @@ class Candidate(Arch):
     """One of the best found networks after its short training."""
 
     val_top1: Share
+    val_macro: Share | None = None  # missing in files of older versions
 
 
 class Top(Record):
@@ -165,6 +166,7 @@ class Search(Record):
     space: str
     searcher: str
     supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
+    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool

@@ -35,8 +35,8 @@ def headline(facts: Facts) -> Headline:
         lead = [_found(facts, chosen)]
         if chosen.arch.supernet_accuracy is not None:
             lead.append(
-                f"With the supernet's weights it names {percent(chosen.arch.supernet_accuracy)} of the validation images "
-                "right. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
+                f"With the supernet's weights it has an accuracy of {percent(chosen.arch.supernet_accuracy)} on the "
+                "validation images. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
             )
         return Headline(f"A network{_with_macs(chosen)} was found", _join(lead))
     if facts.training is not None and facts.training.epochs:
@@ -63,6 +63,8 @@ def _found(facts: Facts, model: Model) -> str:
     )
     if search.has_scores:
         told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
+    if search.metric == "balanced accuracy":
+        told += " Accuracy there is the mean over classes, because rare classes are to count as much as common ones."
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
         told += " Of these it did best on validation images after a short training."
