@@ -32,7 +32,7 @@ def priced(cells, fixed):
 def limited(draw):
     """A table of decimal latencies, and limits that are the costs of some of its paths, or one digit beside them."""
     digit = Decimal(1).scaleb(-draw(st.integers(0, 9)))
-    cell = st.integers(0, 40).map(lambda number: number * digit)
+    cell = st.integers(0, draw(st.sampled_from([3, 40, 10**6]))).map(lambda number: number * digit)
     row = st.lists(cell, min_size=1, max_size=3).flatmap(
         lambda cells: st.permutations([*cells, *draw(st.sampled_from([(), (None,)]))])
     )
@@ -53,6 +53,12 @@ TENTHS = [[Decimal("0.1"), Decimal("0.3")]] * 8
 @example((*priced(TENTHS, Decimal(0)), None, Decimal("0.8")))
 @example((*priced(TENTHS, Decimal(0)), Decimal("1.0"), Decimal("1.0")))
 @example((*priced(TENTHS, Decimal("0.2")), Decimal("2.6"), None))
+@example(
+    (*priced([[Decimal("1.001"), Decimal("1.002")]], Decimal(0)), None, Decimal("1.001"))
+)  # 1.001 * 1e9 < 1001000000
+@example(
+    (*priced([[Decimal("0.067"), Decimal("0.066")]], Decimal(0)), Decimal("0.067"), None)
+)  # 0.067 * 1e9 > 67000000
 def test_a_path_exactly_at_a_latency_limit_keeps_it(case):
     table, paths, costs, low, high = case
     exact = [cost is not None and (low is None or cost >= low) and (high is None or cost <= high) for cost in costs]
