@@ -1,21 +1,24 @@
 """Searches on a run directory, by the command line, on a tiny but really trained supernet."""
 
+import itertools
 import json
 import math
 import shutil
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from greedynas import searches, snapshots
 from greedynas.additive import blended
 from greedynas.budget import Budget
+from greedynas.config import SearchSettings
 from greedynas.runs import read_run_config
-from greedynas.searches import default_name
+from greedynas.searches import SupernetEvaluator, default_name
 from greedynas.targets import choose_target, found_targets
 from tests.test_latency import made_up
-from tests.test_training import SETTINGS, tiny_space
+from tests.test_training import SETTINGS, new_net, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,6 +101,28 @@ def test_a_score_that_is_part_additive_model(greedynas, run):
     found = {tuple(entry["path"]): entry["score"] for entry in steady["found"]}
     order = [found[target.path] for target in targets]
     assert order == sorted(order, reverse=True)
+
+
+def test_validation_images_of_all_classes_share_batchnorm_statistics(data):
+    """Every third image goes into one chunk of four: the images lie class by class, and one class alone says nothing."""
+    assert data.val.labels.tolist() == sorted(data.val.labels.tolist())
+    net = new_net()
+    paths = list(itertools.product(range(3), repeat=4))[::4]
+    images, labels = data.val.eval_batch()
+    evaluate = SupernetEvaluator(net, data, SearchSettings(bn="batch", bn_images=4), 0, "fp32")
+    rows = torch.arange(12)
+
+    def plainly(chunks):
+        """Accuracies of one path after another, as networks of their own whose BatchNorm goes by the chunk."""
+        networks = [net.subnet(path).train() for path in paths]
+        with torch.no_grad():
+            hits = [[network(images[chunk]).argmax(1) == labels[chunk] for chunk in chunks] for network in networks]
+        return [torch.cat(right).double().mean().item() for right in hits]
+
+    interleaved, contiguous = plainly([rows[first::3] for first in range(3)]), plainly(rows.split(4))
+    assert evaluate(paths) == pytest.approx(interleaved)
+    differ = ~np.isclose(interleaved, contiguous)
+    assert differ.mean() > 0.5  # else nothing is tested
 
 
 # Which network is chosen
@@ -219,6 +244,40 @@ def test_a_family_a_front_and_random_search(greedynas, run):
     code, _, _ = greedynas("search", run, "--params", "3K", "--min-params", "1K", "--searcher", "random", *SMALL)
     assert code == 0
     assert len(search_of(run, "params-1K-3K-random")["found"]) == 24
+
+
+def test_every_limit_of_the_command_line_is_kept(greedynas, run, made_up_accuracies):
+    """Each limit alone, and one of each kind together; each leaves out paths that the others let in."""
+    space = tiny_space()
+    tables, table = {**space.cost_tables, "latency_ms": made_up(space).cost_table(space)}, run.parent / "table.json"
+    made_up(space).save(table)
+    every = np.array(list(itertools.product(range(3), repeat=4)))
+    costs = {name: tables[name](every) for name in tables}
+    options = {"macs": "flops", "params": "params", "latency_ms": "latency"}
+    bounds = {
+        name: [float(np.quantile(values, share, method="nearest")) for share in (0.1, 0.7)]
+        for name, values in costs.items()
+    }
+
+    def searched(wanted):
+        """The paths that a search under these limits evaluates; it is large enough to find all there are."""
+        command = [f"--{'min-' * (end == 0)}{options[name]}={bounds[name][end]:.9f}" for name, end in wanted]
+        sizes = ["--set", "population=81", "--set", "generations=3"]
+        name = "-".join(f"{name}-{end}" for name, end in wanted)
+        code, _, err = greedynas("search", run, *command, "--latency-table", table, "--name", name, *sizes)
+        assert (code, err) == (0, "")
+        return {tuple(entry["path"]) for entry in search_of(run, name)["found"]}
+
+    def feasible(wanted):
+        kept = [costs[name] <= bounds[name][1] if end else costs[name] >= bounds[name][0] for name, end in wanted]
+        return {tuple(path) for path in every[np.logical_and.reduce(kept)].tolist()}
+
+    single = [[(name, end)] for name in costs for end in (0, 1)]
+    for wanted in (*single, [("macs", 1), ("params", 1), ("latency_ms", 1)]):
+        assert searched(wanted) == feasible(wanted)
+        assert len(feasible(wanted)) < 81
+    everything = [(name, 1) for name in costs]
+    assert all(feasible(everything) < feasible([one for one in everything if one != left]) for left in everything)
 
 
 @pytest.mark.parametrize("searcher", ["evolution", "random"])
