@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from greedynas.reporting.choice import choice_told
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import CHANCE
 from greedynas.reporting.records import Search, Tested
@@ -69,6 +70,14 @@ def _found(facts: Facts, model: Model) -> str:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
         told += " Of these it did best on validation images after a short training."
     return told
+
+
+def choice(facts: Facts) -> str | None:
+    """Say how the search chose the network among equals, if it is the one that it chose."""
+    search = facts.search_of(facts.chosen)
+    if search is None or search.chosen is None or facts.chosen is None or facts.chosen.arch.path != search.chosen.path:
+        return None
+    return choice_told(search.chosen, search.objectives)
 
 
 def _searcher(search: Search) -> str:
