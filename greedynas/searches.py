@@ -27,6 +27,7 @@ from greedynas.evolution import Found, Searched, Task, make_task, search_steps
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
 from greedynas.latency import load_latency_table
+from greedynas.losses import balanced_weights, image_weights
 from greedynas.paths import OpPath
 from greedynas.reporting.choice import choice_told
 from greedynas.reporting.records import Chosen, Evaluated
@@ -81,8 +82,15 @@ class SupernetEvaluator:
 
     @property
     def images(self) -> float:
-        """The number of images behind every accuracy."""
-        return float(len(self.data.val))
+        """The number of images behind every accuracy; where classes are balanced, the effective number.
+
+        A weighted mean is as uncertain as a plain one over (sum of weights)² / (sum of squared weights) images.
+        """
+        if not self.data.balanced:
+            return float(len(self.data.val))
+        labels = self.data.val.labels
+        weights = image_weights(labels, balanced_weights(labels, self.net.space.num_classes)).double()
+        return float(weights.sum() ** 2 / weights.square().sum())
 
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
         new = [tuple(path) for path in distributed.broadcast([p for p in paths if p not in self.accuracies])]

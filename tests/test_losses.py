@@ -192,6 +192,15 @@ def test_the_search_goes_by_balanced_accuracy_and_says_so(uneven):
     assert accuracies == pytest.approx([by_hand(new_net(), path, images, labels)[1] for path in PATHS])
 
 
+def test_rare_classes_make_a_balanced_accuracy_as_uncertain_as_fewer_images_would(uneven):
+    evaluator = SupernetEvaluator(new_net(), uneven, SearchSettings(), 0, "fp32")
+    assert evaluator.images == pytest.approx(
+        9 / (1 / 19 + 1 / 3 + 1 / 4)
+    )  # variances p (1 - p) / n of the classes add up
+    plain = SupernetEvaluator(new_net(), replace(uneven, class_weights=None), SearchSettings(), 0, "fp32")
+    assert plain.images == 26
+
+
 def test_a_run_on_balanced_classes_records_its_metric(tmp_path):
     photos = paint(tmp_path / "photos", {"a": 40, "b": 9, "c": 12}, size=(10, 9))
     chosen = {**DATA, "source": str(photos), "class_weights": "balanced"}
