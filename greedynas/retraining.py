@@ -67,18 +67,20 @@ def retrain_stage(
     name: str | None = None,
     pretrained: str | Path | None = None,
     seed: int | None = None,
+    latency_table: Path | None = None,
     data: Data | None = None,
 ) -> dict[str, Any]:
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
-    Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`) it is the chosen one. A finished
-    model is left as it is, and the test set is looked at once.
+    Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`, `random`) it is the chosen one. A
+    finished model is left as it is, and the test set is looked at once. `random` is a network within the budget of the search
+    that found `model`, or the chosen one; where that limits latency, its table is the run's own or `latency_table`.
     """
     with Run.open(folder) as run:
         config = run.config()
         seed = config.seed if seed is None else seed
         recipe = make_recipe(settings)
-        target = choose_target(folder, config, model, arch, name, pretrained)
+        target = choose_target(folder, config, model, arch, name, pretrained, seed, latency_table)
         home = folder / "models" / target.name
         request = make_request(target, settings, recipe, seed)
         check_request(home, target, request)

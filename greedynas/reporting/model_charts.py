@@ -10,13 +10,13 @@ from greedynas.reporting.charts import BLUE, COLORSCALE, ORANGE, PALETTE, Chart,
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.records import Tested
 from greedynas.reporting.wording import count, percent
+from greedynas.reporting.worth import CHANCE
 
 MAX_CLASSES = 40  # drawn one by one
 MAX_COUNTED = 12  # classes whose confusions are written into the cells
 LARGEST = 20  # confusions, where there are more classes than that
 MAX_MODELS = 12
 SYMBOLS = ("star", "circle", "diamond", "square", "triangle-up", "x", "triangle-down")
-CHANCE = 1.96  # standard errors: 95%
 
 
 def model_charts(facts: Facts) -> dict[str, Chart]:

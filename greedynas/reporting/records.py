@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from greedynas.bitmaps import Bits, unpack_bits
 from greedynas.budget import Budget
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_json
@@ -142,6 +143,16 @@ class Arch(Record):
     inherit: bool = False
     teacher: str | None = None
     pretrained: bool | str | None = None
+    within: str | None = None  # of a network drawn at random: the search whose budget it keeps
+
+
+class Asked(Record):
+    """`retrain.json` as far as two trainings are compared by it: not the network, not the seed."""
+
+    recipe: dict[str, bool | int | float | str | None]
+    inherit: bool
+    teacher: str | None
+    sync_bn: bool = False
 
 
 class Choice(Record):
@@ -223,7 +234,13 @@ class Tested(Record):
     class_names: tuple[str, ...] = Field(min_length=1)
     per_class: tuple[Share | None, ...]
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
+    correct: str | None = None  # by image, in the order of the test set; runs of earlier versions have none
     samples: tuple[Sample, ...] = ()
+
+    @property
+    def correct_images(self) -> Bits | None:
+        """Which images were classified correctly, in the order of the test set."""
+        return None if self.correct is None else unpack_bits(self.correct, self.images)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -235,6 +252,12 @@ class Tested(Record):
         named = [(s.label, s.predicted, *(index for index, _ in s.top)) for s in self.samples]
         if any(index >= classes for indices in named for index in indices):
             raise GreedyNASError(f"a sample names a class beyond the {classes} there are")
+        try:
+            right = self.correct_images
+        except ValueError as error:
+            raise GreedyNASError(f"correct {error}") from None
+        if right is not None and abs(right.mean() - self.top1) > 1e-3:
+            raise GreedyNASError(f"correct says that {right.mean():.1%} are right, top1 is {self.top1:.1%}")
         return self
 
 

@@ -1,15 +1,14 @@
 """The sentences of the report: what was found, how, and how it stands beside its rivals. No claim that the data does not carry."""
 
-import math
 import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from greedynas.reporting.choice import choice_told
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.model_charts import CHANCE
 from greedynas.reporting.records import Search, Tested
 from greedynas.reporting.wording import cost, count, epochs, limits, milliseconds, percent, points, size
+from greedynas.reporting.worth import CHANCE, difference_error, random_rivals
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,29 @@ def verdicts(facts: Facts) -> list[Verdict]:
     chosen = facts.chosen
     if chosen is None or chosen.test is None:
         return []
-    rivals = [model for model in facts.models if model is not chosen and model.test is not None]
-    rivals.sort(key=lambda model: -model.test.top1)  # type: ignore[union-attr]
+    rivals = _tested_rivals(facts)
     return [_verdict(chosen, chosen.test, rival, rival.test) for rival in rivals if rival.test is not None]
+
+
+def _tested_rivals(facts: Facts) -> list[Model]:
+    rivals = [model for model in facts.models if model is not facts.chosen and model.test is not None]
+    rivals.sort(key=lambda model: -model.test.top1)  # type: ignore[union-attr]
+    return rivals
+
+
+def lead_verdict(facts: Facts) -> Verdict | None:
+    """Return what the first screen says of the strongest rival, if it is ahead and no sentence there compares it already."""
+    compared = random_rivals(facts)
+    rivals = [model for model in _tested_rivals(facts) if model not in compared]
+    if facts.chosen is None or facts.chosen.test is None or not rivals or rivals[0].test is None:
+        return None
+    verdict = _verdict(facts.chosen, facts.chosen.test, rivals[0], rivals[0].test)
+    return None if verdict.rival == "not ahead" else verdict
 
 
 def _verdict(chosen: Model, own: Tested, rival: Model, other: Tested) -> Verdict:
     difference = round(other.top1, 3) - round(own.top1, 3)  # as it is printed
-    # Of two independent samples: the same images are used for both, so this errs towards caution.
-    margin = CHANCE * math.sqrt(sum(test.top1 * (1 - test.top1) / test.images for test in (own, other)))
+    margin = CHANCE * difference_error(own, [other])
     numbers = f"{percent(other.top1)} against {percent(own.top1)}"
     price = _price(chosen, rival)
     if difference == 0:

@@ -7,10 +7,11 @@ from greedynas.known import known_networks
 from greedynas.paths import pretty
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.model_charts import CHANCE, standard_error
+from greedynas.reporting.model_charts import standard_error
 from greedynas.reporting.records import Search
 from greedynas.reporting.search_charts import started
 from greedynas.reporting.wording import count, duration, epochs, limits, milliseconds, percent, size
+from greedynas.reporting.worth import CHANCE
 from greedynas.schedule import PAPER_RATIO
 
 MAX_ROWS = 60
@@ -20,6 +21,8 @@ def what_it_is(model: Model, facts: Facts) -> str:
     """Where a network comes from, in a few words."""
     if model.arch.timm is not None:
         return "timm model, pretrained elsewhere" if model.arch.pretrained else "timm model"
+    if model.arch.within is not None:
+        return f"drawn at random within the budget of {model.arch.within}"
     search = facts.search_of(model)
     if search is not None:
         return f"found: {started(search)}"
