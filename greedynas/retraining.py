@@ -72,7 +72,7 @@ def retrain_stage(
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
     Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`) it is the chosen one. A finished
-    model is left as it is, and the test set is looked at once.
+    model is left as it is; the test set is looked at once, after the training.
     """
     with Run.open(folder) as run:
         config = run.config()
@@ -311,5 +311,5 @@ def report_retraining(result: dict[str, Any], console: Console) -> None:
         f"{result['seconds']:,.0f}",
         Text(f"timm's {result['timm']}" if "timm" in result else " ".join(result["ops"])),
     )
-    table.caption = f"accuracy on {result['test_images']:,} test images, looked at once"
+    table.caption = f"accuracy on {result['test_images']:,} test images, evaluated once after the training"
     console.print(table)
