@@ -40,9 +40,10 @@ def code_agreement(network: nn.Module, images: Tensor) -> Tensor:
     total = torch.zeros(len(images), len(images), dtype=torch.float64)
 
     def count(_: nn.Module, inputs: tuple[Tensor]) -> None:
-        # Both bits are 1, or both are 0. A layer has fewer than 2^24 units, so float32 counts them exactly.
-        code = (inputs[0] > 0).flatten(1).float()
-        total.add_(code @ code.T).add_((1 - code) @ (1 - code).T)
+        code = (inputs[0] > 0).flatten(1).float()  # float32 counts exactly: a layer has fewer than 2^24 units
+        ones = code.sum(1)
+        distance = ones[:, None] + ones - 2 * (code @ code.T)
+        total.add_(code.shape[1] - distance)
 
     modules = [module for module in network.modules() if isinstance(module, tuple(ACTIVATIONS.values()))]
     hooks = [module.register_forward_pre_hook(count) for module in modules]

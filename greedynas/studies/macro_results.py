@@ -189,7 +189,7 @@ def _draw(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel
 
 def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
     """One supernet: its measures by accuracy in the first mode, all modes, by loss, along training; and its cost."""
-    modes, share = part.settings["bn"], additive_share(part)
+    modes = part.settings["bn"]
     by_loss = {mode: part.arrays[f"{mode}_loss"] for mode in modes}
     accuracies = part.arrays[f"{modes[0]}_accuracy"]
     ranked = {mode: measures(truth, scores_of(truth, part, f"{mode}_accuracy"), by_loss[mode]) for mode in modes}
@@ -202,8 +202,8 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
         "best_accuracy": float(accuracies.max()),
         "modes": {mode: {group: ranked[mode][group] for group in GROUPS} for mode in modes},
         "by_loss": correlations(truth, -by_loss[modes[0]]),
-        # By the accuracy on the supernet alone, where it is but a part of the score; and by the additive model alone.
-        **({"by_accuracy": measures(truth, accuracies, by_loss[modes[0]])} if share else {}),
+        # The two parts of a score, each alone.
+        "by_accuracy": measures(truth, accuracies, by_loss[modes[0]]),
         "by_additive": measures(truth, blended(truth.paths, accuracies, 1.0), by_loss[modes[0]]),
         "moments": [
             {**moment, **correlations(truth, scores_of(truth, part, f"step{moment['step']}_accuracy"))}
@@ -263,20 +263,21 @@ def paired(ours: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> dict[str
 
 def summary_table(results: dict[str, Any]) -> Table:
     """Kendall's τ-b by what paths are ranked by: the score, its two parts alone, and what needs no supernet."""
-    by = {"": "score", "by_accuracy.": "accuracy alone", "by_additive.": "additive model alone"}
-    if not results["scored"]:
-        by = {"": "accuracy", "by_additive.": "additive model alone"}
-    columns = {f"{key}{group}.tau_b": f"{name}: {label}" for group, name in GROUPS.items() for key, label in by.items()}
-    top = {f"{group} top 10%.tau_b": f"top 10% {name}: {next(iter(by.values()))}" for group, name in GROUPS.items()}
-    rows = [
-        [method, *(told(summary.get(key)) for key in (*columns, *top))]
-        for method, summary in results["methods"].items()
-    ]
+    chosen = "score" if results["scored"] else "accuracy"
+    columns = {"by_accuracy.distinct.tau_b": "networks: accuracy alone"} if results["scored"] else {}
+    columns |= {
+        "by_additive.distinct.tau_b": "networks: additive model alone",
+        "distinct.tau_b": f"networks: {chosen}",
+        "all.tau_b": f"paths: {chosen}",
+        "distinct top 10%.tau_b": f"top 10% networks: {chosen}",
+        "all top 10%.tau_b": f"top 10% paths: {chosen}",
+    }
+    rows = [[method, *(told(summary.get(key)) for key in columns)] for method, summary in results["methods"].items()]
     for name, reference in results["references"].items():
         known = {f"{scope}.tau_b": _three(reference[scope]["tau_b"]) for scope in SCOPES}
-        rows.append([name, *(known.get(key, "") for key in (*columns, *top))])
+        rows.append([name, *(known.get(key, "") for key in columns)])
     return Table(
-        ["", *columns.values(), *top.values()],
+        ["", *columns.values()],
         rows,
         title="Kendall τ-b with the ground truth",
         note=f"Mean over seeds ± half the 95% interval. Networks: {results['distinct']:,} distinct ones, each by its canonical path; "
@@ -382,8 +383,8 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
         tables.append(Table(["", *keys.values()], rows, title="Greedy against its rivals", note=note))
     for by, title, note in ALONE:
         alone = {f"{by}.{key}": name for key, name in keys.items()}
-        if not any(f"{by}.distinct.tau_b" in summary for summary in results["methods"].values()):
-            continue
+        if by == "by_accuracy" and not results["scored"]:
+            continue  # these are the other tables
         rows = [[method, *(told(found.get(key)) for key in alone)] for method, found in results["methods"].items()]
         rows += [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in alone)] for one in differences]
         tables.append(Table(["", *alone.values()], rows, title=title, note=note))
@@ -413,11 +414,11 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def told(summary: dict[str, Any] | None, digits: int = 3) -> str:
+def told(summary: dict[str, Any] | None, digits: int = 3, spread: bool = True) -> str:
     """`0.802 ± 0.011`: the mean and half of its interval."""
     if summary is None:
         return "–"
-    if summary["low"] is None:
+    if summary["low"] is None or not spread:
         return f"{summary['mean']:.{digits}f}"
     return f"{summary['mean']:.{digits}f} ± {(summary['high'] - summary['low']) / 2:.{digits}f}"
 
@@ -429,22 +430,21 @@ def _signed(summary: dict[str, Any] | None) -> str:
 
 
 def _title(results: dict[str, Any]) -> str:
-    """The methods by their τ-b over distinct networks, and what they have to beat."""
+    """The methods by their τ-b over distinct networks, by accuracy alone first, and what they have to beat."""
     found = []
     for method, summary in results["methods"].items():
-        if "distinct.tau_b" in summary:
-            alone = summary.get("by_accuracy.distinct.tau_b")
-            tau = summary["distinct.tau_b"]["mean"]
-            more = "" if alone is None else f" (by accuracy alone {alone['mean']:.3f})"
-            found.append((tau, f"{method} {tau:.3f}{more}"))
+        if alone := summary.get("by_accuracy.distinct.tau_b"):
+            score = f" ({told(summary.get('distinct.tau_b'), spread=False)})" if results["scored"] else ""
+            found.append((alone["mean"], f"{method} {alone['mean']:.3f}{score}"))
     ranked = ", ".join(text for _, text in sorted(found, reverse=True)) or "nothing could be ranked"
+    by = ", by accuracy alone (by the score)" if results["scored"] else ""
     references = {"untrained networks": UNTRAINED, "counting layers": "non-ID ops"}
     known = [
         f"{label} {results['references'][name]['distinct']['tau_b']:.3f}"
         for label, name in references.items()
         if name in results["references"]
     ]
-    return f"Kendall τ-b with the ground truth, {results['distinct']:,} networks: {ranked}; {', '.join(known)}"
+    return f"Kendall τ-b over {results['distinct']:,} networks{by}: {ranked}; {', '.join(known)}"
 
 
 def _seeds(results: dict[str, Any]) -> str:
