@@ -73,7 +73,7 @@ def retrain_stage(
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
     Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`, `random`) it is the chosen one. A
-    finished model is left as it is, and the test set is looked at once. `random` is a network within the budget of the search
+    finished model is left as it is, and the test set is looked at once, after the training. `random` is a network within the budget of the search
     that found `model`, or the chosen one; where that limits latency, its table is the run's own or `latency_table`.
     """
     with Run.open(folder) as run:
@@ -320,5 +320,5 @@ def report_retraining(result: dict[str, Any], console: Console) -> None:
         f"{result['seconds']:,.0f}",
         Text(f"timm's {result['timm']}" if "timm" in result else " ".join(result["ops"])),
     )
-    table.caption = f"accuracy on {result['test_images']:,} test images, looked at once"
+    table.caption = f"accuracy on {result['test_images']:,} test images, evaluated once after the training"
     console.print(table)

@@ -314,9 +314,10 @@ def index_of(path: Sequence[int], truth: Truth) -> int:
 
 
 def true_rank(path: Sequence[int], truth: Truth, feasible: NDArray[np.bool_]) -> dict[str, int]:
-    """1 is the best of all paths within the budget."""
-    better = truth.accuracies[feasible] > truth.accuracies[index_of(path, truth)]
-    return {"rank": int(better.sum()) + 1, "of": int(feasible.sum())}
+    """Return the place of a network, 1 for the best, among the distinct networks within the budget."""
+    networks = np.unique(truth.network[feasible])
+    better = truth.accuracies[networks] > truth.accuracies[index_of(path, truth)]
+    return {"rank": int(better.sum()) + 1, "of": len(networks)}
 
 
 def network_of(chosen: Mapping[str, Any], space: "Space") -> OpPath:

@@ -21,7 +21,13 @@ PAPER_COLOURS = {"uniform": BLUE, "FairNAS-C": GREEN, "uniform-E": PURPLE, "gree
 
 def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel]:
     panels = [
-        Panel("Rank correlation with the ground truth", {"All paths": _correlations(results)}),
+        Panel(
+            "Rank correlation with the ground truth",
+            {
+                f"{results['distinct']:,} distinct networks": _correlations(results, "distinct"),
+                f"All {results['paths']:,} paths": _correlations(results, "all"),
+            },
+        ),
         Panel(
             "What is found, and what it costs",
             {"The paper, Table 1 (ImageNet)": _paper_cost(), "Ours (macro, CIFAR-10)": _our_cost(results)},
@@ -30,14 +36,14 @@ def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> lis
         Panel("Accuracy on the supernet and after training from scratch", _scatters(truth, done)),
     ]
     moments = _moments(results)
-    return [*panels, Panel("Along the training", {"τ-b of all paths": moments})] if moments is not None else panels
+    return [*panels, Panel("Along the training", {"τ-b of networks": moments})] if moments is not None else panels
 
 
-def _correlations(results: dict[str, Any]) -> Chart:
+def _correlations(results: dict[str, Any], group: str) -> Chart:
     """One point a training, and lines for what needs none."""
     traces = []
     for method in results["methods"]:
-        taus = [row["all"]["tau_b"] for row in results["parts"] if row["method"] == method]
+        taus = [row[group]["tau_b"] for row in results["parts"] if row["method"] == method]
         seeds = [row["seed"] for row in results["parts"] if row["method"] == method]
         traces.append(
             line(
@@ -53,7 +59,7 @@ def _correlations(results: dict[str, Any]) -> Chart:
             )
         )
     chart = figure(*traces, height=420)
-    known = {name: measured["all"]["tau_b"] for name, measured in results["references"].items()}
+    known = {name: measured[group]["tau_b"] for name, measured in results["references"].items()}
     for name, tau in known.items():
         chart.add_hline(y=tau, line={"color": GREY, "width": 1, "dash": "dot"})
         chart.add_annotation(xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right", yanchor="bottom")  # fmt: skip
@@ -63,7 +69,8 @@ def _correlations(results: dict[str, Any]) -> Chart:
     told = ", ".join(f"{name} {tau:.3f}" for name, tau in known.items())
     return Chart(
         chart,
-        f"Kendall τ-b of each supernet with the truth; for comparison {told}.",
+        f"Kendall τ-b of each supernet with the truth, over {'distinct networks' if group == 'distinct' else 'all paths'}; "
+        f"for comparison {told}.",
         "One point a training (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and what "
         "a perfect predictor would have beside so uncertain a truth.",
     )
@@ -114,15 +121,15 @@ def _our_cost(results: dict[str, Any]) -> Chart:
 
 
 def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
-    """All paths of each method's first supernet."""
+    """The distinct networks as each method's first supernet ranks them."""
     charts = {}
     for part in done:
         method, mode = part.settings["method"], part.settings["bn"][0]
         if method in charts:
             continue
-        accuracy = part.arrays[f"{mode}_accuracy"].astype(float)
+        accuracy = part.arrays[f"{mode}_accuracy"][truth.distinct].astype(float)
         trace = line(
-            truth.accuracies.round(3).tolist(),
+            truth.accuracies[truth.distinct].round(3).tolist(),
             accuracy.round(4).tolist(),
             method,
             COLOURS[method],
@@ -134,7 +141,9 @@ def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
         chart = figure(trace, height=340)
         chart.update_xaxes(title_text="true accuracy, %", range=[80, 93.5])
         chart.update_yaxes(title_text="accuracy on the supernet", tickformat="~%")
-        label = f"Scatter plot of all {len(accuracy):,} paths: true accuracy and accuracy on the {method} supernet."
+        label = (
+            f"Scatter plot of {len(accuracy):,} distinct networks: true accuracy and accuracy on the {method} supernet."
+        )
         charts[method] = Chart(chart, label, "Networks below 80% are out of the picture.")
     return charts
 
@@ -143,8 +152,8 @@ def _moments(results: dict[str, Any]) -> Chart | None:
     traces = []
     for row in results["parts"]:
         if row["moments"]:
-            points = [*row["moments"], {"epoch": row["epochs"], **row["all"]}]
-            xs, ys = [point["epoch"] for point in points], [point["tau_b"] for point in points]
+            points = [*row["moments"], {"epoch": row["epochs"], "distinct": row["distinct"]}]
+            xs, ys = [point["epoch"] for point in points], [point["distinct"]["tau_b"] for point in points]
             name = f"{row['method']}-{row['seed']}"
             traces.append(line(xs, ys, name, COLOURS[row["method"]], mode="lines+markers"))
     if not traces:
@@ -152,4 +161,4 @@ def _moments(results: dict[str, Any]) -> Chart | None:
     chart = figure(*traces, height=380)
     chart.update_xaxes(title_text="epoch")
     chart.update_yaxes(title_text="Kendall τ-b")
-    return Chart(chart, "τ-b of each supernet along its training.", "Rankings of all paths from checkpoints.")
+    return Chart(chart, "τ-b of each supernet along its training.", "Rankings of distinct networks from checkpoints.")
