@@ -97,6 +97,8 @@ class SearchSettings(BaseModel):
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
     additive: Fraction = 0.0  # of the score that a network is chosen by: an additive model of all evaluated paths
+    # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
+    tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0
 
 
 class RetrainSettings(BaseModel):

@@ -18,6 +18,7 @@ from greedynas import distributed
 from greedynas.errors import GreedyNASError
 from greedynas.images import View, normalisation
 from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cpus, shuffled_by_class
+from greedynas.losses import balanced_weights
 from greedynas.reading import InMemory, read_splits
 from greedynas.sources import Splits
 from greedynas.streams import stream
@@ -69,7 +70,7 @@ class Data:
     val: ImageSet
     class_names: list[str]
     notes: list[str]  # for the log: what was read, how it was split, what was left out
-    class_weights: Tensor | None  # (classes,), of mean 1, on the device
+    class_weights: Tensor | None  # (classes,), of mean 1 over the training images, on the device; None: all count alike
     _splits: Splits = field(repr=False)
     _shelves: Shelves = field(repr=False)
     _pool: Shelf = field(repr=False)  # train, and what was held out of it for validation
@@ -104,6 +105,17 @@ class Data:
             digest.update(images.labels.numpy().tobytes())
         counts = {"classes": len(self.class_names), "train": len(self.train), "val": len(self.val)}
         return {**counts, "digest": digest.hexdigest()[:16]}
+
+    @property
+    def balanced(self) -> bool:
+        """Whether all classes count alike, in training and in every choice, however many images each has."""
+        return self.class_weights is not None
+
+    def weights_for(self, images: ImageSet) -> Tensor | None:
+        """Return the class weights for training on these images; None where all images count alike."""
+        if self.class_weights is None:
+            return None
+        return balanced_weights(images.labels, len(self.class_names)).to(self.class_weights.device)
 
     def train_and_val(self) -> ImageSet:
         """For retraining: the training images and those held out of them for validation."""
@@ -184,7 +196,7 @@ def _assembled(
         _check_present(val, class_names, "validation")
     weights = None
     if settings.class_weights == "balanced":
-        weights = _balanced_weights(train.labels, len(class_names)).to(pool.device)
+        weights = balanced_weights(train.labels, len(class_names)).to(pool.device)
     check = settings.check_duplicates
     return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows["test"], check, test)
 
@@ -217,11 +229,6 @@ def _summary(source: str, splits: Splits, rows: dict[str, Rows], class_names: li
     test = f"{len(rows['test']):,}" + ("" if splits.test else " (held out of train)")
     test = "read at the end" if splits.late_test else test
     return f"data {source}: {len(class_names):,} classes; train {len(rows['train']):,}, val {val}, test {test}"
-
-
-def _balanced_weights(labels: Tensor, classes: int) -> Tensor:
-    weights = 1 / torch.bincount(labels, minlength=classes).double()
-    return (weights / weights.mean()).float()
 
 
 # Classes and splits

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import nn
-from torch.nn import functional as F
 
 from greedynas import distributed
 from greedynas.accuracy import assess, predict_logits, top_accuracy
 from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
-from greedynas.data import Data, ImageSet
+from greedynas.data import Data, ImageSet, macro_accuracy
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
 from greedynas.gpu import engine
+from greedynas.losses import balanced_weights, classification_loss
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.reporting.records import Finished, Top, read_record
@@ -158,7 +158,7 @@ def fit(
             seed=job.seed,
             precision=job.precision,
             folder=folder,
-            class_weights=job.data.class_weights,
+            class_weights=job.data.weights_for(images),
             teacher=job.teacher,
             sync_bn=job.settings.sync_bn,
             console=job.console,
@@ -259,15 +259,22 @@ def best_of_top(job: Job, target: Target) -> Target:
         results.append({**make_arch(candidate, card), **measured, "epochs": recipe.epochs, "seconds": state.seconds})
         write_json(job.home / "top.json", {"schema_version": SCHEMA_VERSION, "candidates": results})
     distributed.on_first(lambda: shutil.rmtree(job.home / "top", ignore_errors=True))
-    accuracies = [(result["val_top1"], -result.get("val_loss", math.inf)) for result in results]
+    metric = "val_macro" if job.data.balanced else "val_top1"
+    accuracies = [(result.get(metric, result["val_top1"]), -result.get("val_loss", math.inf)) for result in results]
     best = accuracies.index(max(accuracies))
     logger.info("of %d found networks number %d is the best after %d epochs", len(results), best + 1, recipe.epochs)
     return candidates[best]
 
 
 def on_validation(network: nn.Module, data: Data) -> dict[str, float]:
+    """Return a network's top-1 accuracy, its average over classes and its loss on the validation images."""
     logits, labels = predict_logits(network, data.val)
-    return {"val_top1": top_accuracy(logits, labels), "val_loss": float(F.cross_entropy(logits, labels))}
+    weights = balanced_weights(labels, logits.shape[1]) if data.balanced else None
+    return {
+        "val_top1": top_accuracy(logits, labels),
+        "val_macro": macro_accuracy(logits.argmax(1) == labels, labels, logits.shape[1]),
+        "val_loss": float(classification_loss(logits, labels, weights)),
+    }
 
 
 # What is told in the end

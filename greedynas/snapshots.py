@@ -12,6 +12,7 @@ from greedynas import distributed
 from greedynas.averaging import evaluated
 from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
 from greedynas.imagesets import ImageSet
+from greedynas.losses import balanced_weights
 from greedynas.paths import OpPath
 from greedynas.runs import DAMAGE, Checkpoints, logger, read_checkpoint, step_of
 from greedynas.state import load_weights
@@ -49,15 +50,20 @@ def evaluate_snapshots(
     calibration: Tensor | None,
     precision: str,
     images: NDArray[np.int64] | None = None,
+    balanced: bool = False,
 ) -> Evaluation:
-    """Paths on validation images (None: all): the mean over the net as it is and with its earlier weights. It is left as it
-    was."""
+    """Evaluate paths on validation images (None: all) and return the mean over the net as it is and with its earlier weights.
+
+    With `balanced`, every class counts alike. The net is left as it was.
+    """
     chosen = np.arange(len(val)) if images is None else images
+    class_weights = balanced_weights(val.labels[chosen], net.space.num_classes) if balanced else None
     chunks = [chosen[chunk] for chunk in interleaved(len(chosen), bn_images)]
 
     def evaluate() -> Evaluation:
         batches = (val.eval_batch(chunk) for chunk in chunks)
-        return evaluate_batches(net, paths, batches, bn, calibration=calibration, precision=precision)
+        options = {"calibration": calibration, "precision": precision, "class_weights": class_weights}
+        return evaluate_batches(net, paths, batches, bn, **options)  # type: ignore[arg-type]
 
     results = [evaluate()]
     if not earlier:

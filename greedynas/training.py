@@ -22,6 +22,7 @@ from greedynas.files import write_json
 from greedynas.gpu import engine
 from greedynas.gpu.graphs import GraphedTraining
 from greedynas.gpu.recording import worth_recording
+from greedynas.losses import classification_loss
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
@@ -183,7 +184,8 @@ def filter_on_validation(
 
     def losses(paths: Sequence[OpPath]) -> Sequence[float]:
         bn = {"bn": settings.bn, "bn_images": settings.bn_images, "calibration": calibration}
-        result = evaluate_paths(net, paths, images, labels, **bn, precision=precision)  # type: ignore[arg-type]
+        options = {**bn, "precision": precision, "balanced": data.balanced}
+        result = evaluate_paths(net, paths, images, labels, **options)  # type: ignore[arg-type]
         # A path whose loss overflows is the worst of all. If that is every path, the weights are broken.
         found = np.nan_to_num(result.losses, nan=np.inf)
         if np.isinf(found).all():
@@ -243,13 +245,12 @@ def train_step(
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=True)  # paths that are not trained have no gradient, not a zero one
     total = torch.zeros((), device=images.device)
-    smoothing = settings.label_smoothing
     with gradients_added_up(net.path_modules(path) for path in paths):
         for path in paths:
             with autocast(images.device, precision):
                 logits = net(images, path)
-            loss = F.cross_entropy(full_precision(logits), labels, class_weights, label_smoothing=smoothing)
-            loss = my_part(loss, labels, class_weights)
+            loss = classification_loss(full_precision(logits), labels, class_weights, settings.label_smoothing)
+            loss = my_part(loss, len(labels))
             loss.backward()
             total += loss.detach()
     if settings.clip_grad is not None:

@@ -144,10 +144,28 @@ class Arch(Record):
     pretrained: bool | str | None = None
 
 
+class Choice(Record):
+    """What a search chose from: see `choosing.py`."""
+
+    tolerance: Positive  # in standard errors
+    images: Annotated[float, Field(gt=0, le=1e30)]  # behind every accuracy
+    margin: Share  # how far below the best a path may lie
+    tied: Annotated[int, Field(ge=1, le=2**62)]  # evaluated paths that are exactly as good as the best
+    within: Annotated[int, Field(ge=1, le=2**62)]  # paths on the front that the images cannot tell from the best
+    best: Evaluated
+
+
+class Chosen(Arch):
+    """The network that a search chose. Searches of earlier versions took the highest accuracy and say no more."""
+
+    choice: Choice | None = None
+
+
 class Candidate(Arch):
     """One of the best found networks after its short training."""
 
     val_top1: Share
+    val_macro: Share | None = None  # missing in files of older versions
 
 
 class Top(Record):
@@ -165,6 +183,7 @@ class Search(Record):
     space: str
     searcher: str
     supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
+    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool
@@ -172,7 +191,7 @@ class Search(Record):
     ditched: Amount
     found: tuple[Evaluated, ...]
     front: tuple[Evaluated, ...]
-    chosen: Arch | None = None
+    chosen: Chosen | None = None
     seconds: Positive | None = None
 
     @property

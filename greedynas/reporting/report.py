@@ -56,6 +56,7 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         chosen=facts.chosen,
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
+        choice=story.choice(facts),
         tiles=story.tiles(facts),
         verdicts=story.verdicts(facts),
         missing=story.missing(facts),

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from greedynas.reporting.choice import choice_told
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import CHANCE
 from greedynas.reporting.records import Search, Tested
@@ -35,8 +36,8 @@ def headline(facts: Facts) -> Headline:
         lead = [_found(facts, chosen)]
         if chosen.arch.supernet_accuracy is not None:
             lead.append(
-                f"With the supernet's weights it names {percent(chosen.arch.supernet_accuracy)} of the validation images "
-                "right. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
+                f"With the supernet's weights it has an accuracy of {percent(chosen.arch.supernet_accuracy)} on the "
+                "validation images. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
             )
         return Headline(f"A network{_with_macs(chosen)} was found", _join(lead))
     if facts.training is not None and facts.training.epochs:
@@ -63,10 +64,20 @@ def _found(facts: Facts, model: Model) -> str:
     )
     if search.has_scores:
         told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
+    if search.metric == "balanced accuracy":
+        told += " Accuracy there is the mean over classes, because rare classes are to count as much as common ones."
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
         told += " Of these it did best on validation images after a short training."
     return told
+
+
+def choice(facts: Facts) -> str | None:
+    """Say how the search chose the network among equals, if it is the one that it chose."""
+    search = facts.search_of(facts.chosen)
+    if search is None or search.chosen is None or facts.chosen is None or facts.chosen.arch.path != search.chosen.path:
+        return None
+    return choice_told(search.chosen, search.objectives)
 
 
 def _searcher(search: Search) -> str:

@@ -116,6 +116,7 @@ def top_table(model: Model | None) -> Table | None:
     columns = {
         "network": [" ".join(arch.ops) for arch in top],
         "on validation images": [percent(arch.val_top1) for arch in top],
+        "average over classes": [percent(arch.val_macro) if arch.val_macro is not None else "" for arch in top],
         "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in top],
         "multiply-adds": [count(arch.macs) if arch.macs is not None else "" for arch in top],
         "parameters": [count(arch.params) if arch.params is not None else "" for arch in top],

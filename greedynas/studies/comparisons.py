@@ -162,8 +162,10 @@ def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -
     config = with_cost(config, len(data.train), settings["cost"])
     result = {"max_epochs": config.train.max_epochs, **train_stage(config, folder, console, data)}
     budget = Budget.model_validate(settings["budget"])
+    # A comparison is about what the supernets and the searchers find best, not about which equal is cheaper.
+    search_settings = config.search.model_copy(update={"tolerance": 0.0})
     requests = [
-        Request(one["name"], budget, one["searcher"], (), one["pool_init"], config.search, config.seed)
+        Request(one["name"], budget, one["searcher"], (), one["pool_init"], search_settings, config.seed)
         for one in settings["searches"]
     ]
     table = None if settings["latency_table"] is None else Path(settings["latency_table"])

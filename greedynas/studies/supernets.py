@@ -155,6 +155,7 @@ def rank_paths(
         calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
         precision=trained.precision,
         images=images,
+        balanced=data.balanced,
     )
     return result, time.perf_counter() - start
 
