@@ -159,4 +159,4 @@ def report_job(result: dict[str, Any], console: Console) -> None:
         *([f"Compare   greedynas retrain {folder} --arch random && greedynas report {folder}"] if alone else []),
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)  # commands are copied whole
