@@ -56,7 +56,9 @@ def main() -> None:
         rank_correlations(one[truth.distinct], two[truth.distinct])["tau_b"] for one, two in combinations(by_path, 2)
     ]
     for row in rows:
-        print(f"seed {row['seed']}: {row['networks']:,} networks on {row['images']} images in {row['seconds']:.0f} s ({row['machine']})")
+        print(
+            f"seed {row['seed']}: {row['networks']:,} networks on {row['images']} images in {row['seconds']:.0f} s ({row['machine']})"
+        )
         for key in keys:
             print(f"  {key}: {row[key]:.3f}")
     print(f"\nMean over {len(rows)} seeds ± half the 95% interval")

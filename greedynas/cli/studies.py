@@ -75,7 +75,8 @@ def macro(
     untrained: Annotated[
         bool,
         typer.Option(
-            "--untrained/--no-untrained", help="Rank untrained networks too (NWOT): six minutes a seed on a CPU."
+            "--untrained/--no-untrained",
+            help="Rank untrained networks too (NWOT); a seed takes about six minutes of a CPU core.",
         ),
     ] = True,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the supernets.")] = True,

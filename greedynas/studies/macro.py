@@ -61,7 +61,7 @@ QUICK = {
 }
 EPOCHS = 60.0
 QUICK_EPOCHS, QUICK_PATHS, QUICK_IMAGES = 6.0, 1000, 150
-UNTRAINED_SEEDS = 3  # they differ little: a seed takes some six minutes of one CPU core
+UNTRAINED_SEEDS = 3  # they differ little, and each takes about six minutes of a CPU core
 QUICK_UNTRAINED = 10 * FEWEST  # networks, so that their top 10% can be ranked
 
 

@@ -16,13 +16,14 @@ PAPER = {
     "uniform-E": (89.8, 74.17),
     "greedy": (89.7, 74.85),
 }
+LABEL = 0.055  # height of a label beside a line, in τ-b
 PAPER_COLOURS = {"uniform": BLUE, "FairNAS-C": GREEN, "uniform-E": PURPLE, "greedy": ORANGE}
 
 
 def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel]:
     panels = [
         Panel(
-            "Rank correlation with the ground truth",
+            "Rank correlation with the ground truth" + (", by the score" if results["scored"] else ""),
             {
                 f"{results['distinct']:,} distinct networks": _correlations(results, "distinct"),
                 f"All {results['paths']:,} paths": _correlations(results, "all"),
@@ -61,8 +62,12 @@ def _correlations(results: dict[str, Any], group: str) -> Chart:
     chart = figure(*traces, height=420)
     known = {name: measured[group]["tau_b"] for name, measured in results["references"].items()}
     for name, tau in known.items():
+        crowded = any(0 < other - tau < LABEL for other in known.values())  # a label above would lie on the next line
         chart.add_hline(y=tau, line={"color": GREY, "width": 1, "dash": "dot"})
-        chart.add_annotation(xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right", yanchor="bottom")  # fmt: skip
+        chart.add_annotation(
+            xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right",
+            yanchor="top" if crowded else "bottom",
+        )  # fmt: skip
     chart.update_yaxes(
         title_text="Kendall τ-b", range=[min(0, *(tau or 0 for trace in traces for tau in trace.y)) - 0.02, 1]
     )

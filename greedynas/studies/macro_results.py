@@ -414,11 +414,11 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def told(summary: dict[str, Any] | None, digits: int = 3, spread: bool = True) -> str:
+def told(summary: dict[str, Any] | None, digits: int = 3) -> str:
     """`0.802 ± 0.011`: the mean and half of its interval."""
     if summary is None:
         return "–"
-    if summary["low"] is None or not spread:
+    if summary["low"] is None:
         return f"{summary['mean']:.{digits}f}"
     return f"{summary['mean']:.{digits}f} ± {(summary['high'] - summary['low']) / 2:.{digits}f}"
 
@@ -430,14 +430,11 @@ def _signed(summary: dict[str, Any] | None) -> str:
 
 
 def _title(results: dict[str, Any]) -> str:
-    """The methods by their τ-b over distinct networks, by accuracy alone first, and what they have to beat."""
-    found = []
-    for method, summary in results["methods"].items():
-        if alone := summary.get("by_accuracy.distinct.tau_b"):
-            score = f" ({told(summary.get('distinct.tau_b'), spread=False)})" if results["scored"] else ""
-            found.append((alone["mean"], f"{method} {alone['mean']:.3f}{score}"))
-    ranked = ", ".join(text for _, text in sorted(found, reverse=True)) or "nothing could be ranked"
-    by = ", by accuracy alone (by the score)" if results["scored"] else ""
+    """The methods by the τ-b of their accuracies over distinct networks, and what they have to beat."""
+    alone = {method: found.get("by_accuracy.distinct.tau_b") for method, found in results["methods"].items()}
+    found = sorted(((tau["mean"], method) for method, tau in alone.items() if tau), reverse=True)
+    ranked = ", ".join(f"{method} {tau:.3f}" for tau, method in found) or "nothing could be ranked"
+    by = " by supernet accuracy" if results["scored"] else ""
     references = {"untrained networks": UNTRAINED, "counting layers": "non-ID ops"}
     known = [
         f"{label} {results['references'][name]['distinct']['tau_b']:.3f}"
