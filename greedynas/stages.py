@@ -14,6 +14,7 @@ from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
+from greedynas.ratio import BUSY, plausible
 from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
@@ -101,10 +102,16 @@ def summary(state: TrainState) -> dict[str, Any]:
 
 
 def report_training(result: dict[str, Any], console: Console) -> None:
+    ratio = result["measured_ratio"]
+    cost = (
+        f"a training step costs {ratio:.1f} forward passes here"
+        if plausible(ratio)
+        else f"what a training step costs in forward passes here could not be measured, {BUSY}"
+    )
     console.print(
         f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
-        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
-        f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
+        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected (r = {PAPER_RATIO}); "
+        f"{cost}. Pool: {result['pool']} paths.",
         highlight=False,
     )
 
