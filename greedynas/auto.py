@@ -38,9 +38,9 @@ IMAGENET_LIKE = 500_000
 IMBALANCED = 4  # times as many images in the largest class as in the smallest
 
 # Images that rank paths in a filtering, and Kendall's τ-b of their ranking with that of 1,000: benchmarks/filter_images.txt
-RELIABILITY = ((4, 0.2), (8, 0.35), (16, 0.45), (32, 0.55), (64, 0.6), (100, 0.7), (200, 0.8), (400, 0.85))
-RANKED = 100  # that a ranking should have, as long as
-AFFORDABLE = 2.0  # times the cost of training is not exceeded by filtering
+RELIABILITY = ((4, 0.16), (8, 0.36), (16, 0.44), (32, 0.55), (64, 0.64), (100, 0.70), (200, 0.78), (400, 0.85))
+RANKED = 100  # filter images that a ranking should have,
+AFFORDABLE = 2.0  # as long as filtering costs no more than this many times the training
 WARMUP = 0.25  # share of the steps without filtering
 
 POCKET_CORE_MS = 3.0  # for a core to train a network of pocket on an image of 64 px

@@ -84,7 +84,7 @@ class Data:
             self._read_late_test()
             source = self._splits.test or self._splits.train
             self._shelves.notes.clear()
-            self._test = self._shelves.open(source, self._test_rows, "test").all()
+            self._test = self._shelves.open(source, self._test_rows, "test", trained=False).all()
             self.notes += self._shelves.notes
             if len(self._test) == 0:
                 raise GreedyNASError("no readable images are left in the test set")
@@ -155,9 +155,9 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
     )
     rows = _with_every_class(rows, pool, class_names)
     if splits.val is not None:
-        val = shelves.open(splits.val, np.arange(len(splits.val)), "val").all()
+        val = shelves.open(splits.val, np.arange(len(splits.val)), "val", trained=False).all()
     elif pool.pixels is None:  # a small part may fit where the whole does not
-        val = shelves.open(splits.train, rows["val"], "val").all()
+        val = shelves.open(splits.train, rows["val"], "val", trained=False).all()
     else:
         val = pool.select(rows["val"])
     notes = [_summary(settings.source, splits, rows, class_names)]

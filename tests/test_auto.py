@@ -1,4 +1,6 @@
 import io
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -287,6 +289,14 @@ def test_filter_images_follow_other_numbers_of_paths(look):
     assert config.train.filter_images == 53  # two times the training; half a batch would cost 1.2
     config, _ = look(images=20_000, assignments=["m=100"])
     assert config.train.filter_images == 32  # half a batch at least
+
+
+def test_the_reliability_of_rankings_is_the_recorded_one():
+    record = json.loads((Path(__file__).parents[1] / "benchmarks" / "filter_images.json").read_text())
+    for count, tau in auto.RELIABILITY:
+        found = [np.mean(seed[str(count)]["tau_b"]) for part in record["records"] for seed in part["by_seed"]]
+        assert len(found) == 20
+        assert tau == pytest.approx(np.mean(found), abs=0.006)
 
 
 def test_reliability_grows_with_the_images():
