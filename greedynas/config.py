@@ -14,6 +14,7 @@ from greedynas.yamlfiles import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
+EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -84,6 +85,10 @@ class TrainSettings(BaseModel):
                 f"train.warmup = {self.warmup} as a share must be at most 1 (write an integer for steps)"
             )
         return self
+
+    def limited_to(self, val_images: int) -> "TrainSettings":
+        """Return the settings with no more filter images than there are validation images."""
+        return self.model_copy(update={"filter_images": min(self.filter_images, val_images)})
 
 
 class SearchSettings(BaseModel):
@@ -159,6 +164,10 @@ class Asked(BaseModel):
     hours: float | None = None
     changes: dict[str, Any] = {}
 
+    def chose(self, key: str) -> bool:
+        """Return whether `auto` chose the value of a setting, by dotted key, and not the user."""
+        return self.preset == AUTO and key not in self.changes
+
     def told(self) -> str:
         hours = "" if self.hours is None else f" --hours {self.hours:g}"
         changes = "".join(f" {key}={value}" for key, value in sorted(self.changes.items()))
@@ -206,6 +215,11 @@ class Config(BaseModel):
             except ValidationError as error:
                 raise GreedyNASError(f"samplers.{sampler}.{first_problem(error)}") from None
         return self
+
+
+def extends(key: str) -> bool:
+    """Return whether a change of this setting, by dotted key, only adds to a run."""
+    return key.partition(".")[0] in EXTENDING
 
 
 def preset_names() -> list[str]:

@@ -85,7 +85,7 @@ class Data:
             self._read_late_test()
             source = self._splits.test or self._splits.train
             self._shelves.notes.clear()
-            self._test = self._shelves.open(source, self._test_rows, "test").all()
+            self._test = self._shelves.open(source, self._test_rows, "test", trained=False).all()
             self.notes += self._shelves.notes
             if len(self._test) == 0:
                 raise GreedyNASError("no readable images are left in the test set")
@@ -127,8 +127,8 @@ class Data:
         splits = self._splits
         if self._pool.pixels is None or (splits.test is None and splits.late_test is None):
             return None
-        rows = _split(splits, settings, seed)
         pool = replace(self._pool, view=replace(self._pool.view, seed=seed))
+        rows = _with_every_class(_split(splits, settings, seed), pool, self.class_names)
         val = pool.select(rows["val"]) if splits.val is None else self.val.seen(seed=seed)
         test = None if self._test is None else self._test.seen(seed=seed)
         notes = [_summary(settings.source, splits, rows, self.class_names), *self.notes[1:]]
@@ -165,10 +165,11 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
     pool = shelves.open(
         splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
     )
+    rows = _with_every_class(rows, pool, class_names)
     if splits.val is not None:
-        val = shelves.open(splits.val, np.arange(len(splits.val)), "val").all()
+        val = shelves.open(splits.val, np.arange(len(splits.val)), "val", trained=False).all()
     elif pool.pixels is None:  # a small part may fit where the whole does not
-        val = shelves.open(splits.train, rows["val"], "val").all()
+        val = shelves.open(splits.train, rows["val"], "val", trained=False).all()
     else:
         val = pool.select(rows["val"])
     notes = [_summary(settings.source, splits, rows, class_names)]
@@ -194,6 +195,8 @@ def _assembled(
     _check_present(train, class_names, "training")
     if splits.val is None:
         _check_present(val, class_names, "validation")
+    if len(val) == 0:
+        raise GreedyNASError("no readable image is left in the validation set: repair or add some")
     weights = None
     if settings.class_weights == "balanced":
         weights = balanced_weights(train.labels, len(class_names)).to(pool.device)
@@ -251,6 +254,25 @@ def _check_present(images: ImageSet, class_names: list[str], split: str) -> None
     for name, count in zip(class_names, counts.tolist(), strict=True):
         if count == 0:
             raise GreedyNASError(f"no readable image of class {name!r} is left in the {split} set: repair or add some")
+
+
+def _with_every_class(rows: dict[str, Rows], pool: Shelf, class_names: list[str]) -> dict[str, Rows]:
+    """Return the split with an image of every class in train and in what was held out for validation.
+
+    Files are split before they are read. Where all files of a class in one part are broken and the other part has two that
+    are not, the first of these moves over. Of a set that streams it is not known which files are broken.
+    """
+    if pool.pixels is None or len(rows["val"]) == 0:
+        return rows
+    labels, rows = pool.source.labels, dict(rows)
+    for part, other in (("val", "train"), ("train", "val")):
+        here, there = (rows[name][np.isin(rows[name], pool.rows)] for name in (part, other))
+        for label in np.setdiff1d(np.arange(len(class_names)), labels[here]):
+            spare = there[labels[there] == label]
+            if len(spare) >= 2:
+                rows[part] = np.sort(np.append(rows[part], spare[0]))
+                rows[other] = rows[other][rows[other] != spare[0]]
+    return rows
 
 
 def _split(splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:

@@ -171,7 +171,7 @@ def search_stage(
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
         kept = Schedule(config.train, len(data.train)).snapshots
-        earlier = load_snapshots(net, run.supernet, kept)
+        earlier = load_snapshots(net, run.supernet, kept, state.step)
         evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision, earlier)
         pool = [path for path, _ in state.pool.best()]
         results = []

@@ -9,15 +9,13 @@ from rich.console import Console
 from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
-from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
+from greedynas.config import EXTENDING, Asked, Config, changed_section, extends, load_config, resolve_key
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
 from greedynas.runs import read_run_config
 from greedynas.stages import choose_device, read_data
-
-EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 
 def settings_of(
@@ -49,7 +47,7 @@ def _settings_of(
     changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
     if preset != AUTO and hours is None:
         return load_config(preset, changes), None
-    fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}
+    fixed = {key: value for key, value in changes.items() if not extends(key)}
     asked = Asked(preset=preset, hours=hours, changes=fixed)
     if folder is not None and (folder / "config.yaml").is_file():
         return _settings_in(folder, asked, changes), None

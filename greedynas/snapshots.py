@@ -21,22 +21,26 @@ from greedynas.supernet import Supernet
 Weights = dict[str, Tensor]
 
 
-def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int]) -> list[Weights]:
-    """Earlier weights of a net, after these steps; rank 0 reads them for all. A damaged checkpoint is named and passed over."""
+def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int) -> list[Weights]:
+    """Return the weights that a net had after these steps, one set for each step; rank 0 reads them for all.
+
+    `last` is the step of the weights that the net has now. Training may stop early at a step of a snapshot: that step is not
+    returned, else it would count twice in an average. A damaged checkpoint is named and passed over.
+    """
     shapes = {f"net.{name}": tensor.shape for name, tensor in net.state_dict().items()}
-    found: list[Weights] = []
+    found: dict[int, Weights] = {}
     for file in reversed(Checkpoints(folder).files()) if steps and distributed.is_first() else ():
-        if step_of(file) not in steps:
+        step = step_of(file)
+        if step not in steps or step == last or step in found:  # a crash may leave two files of a step
             continue
         try:
             weights = evaluated(read_checkpoint(file)[0])
             if {name: tensor.shape for name, tensor in weights.items()} != shapes:
                 raise ValueError("it is of another supernet")
-            found.append(weights)
+            found[step] = weights
         except DAMAGE as error:
             logger.warning("checkpoint %s is damaged (%s); paths are evaluated without it", file.name, error)
-    count = distributed.broadcast(len(found))
-    return [distributed.broadcast_tensors(found[i] if found else None) for i in range(count)]
+    return [distributed.broadcast_tensors(found.get(step)) for step in distributed.broadcast(list(found))]
 
 
 def evaluate_snapshots(

@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas import distributed
-from greedynas.config import Config
+from greedynas.config import Config, TrainSettings
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
+from greedynas.ratio import BUSY, plausible
 from greedynas.reading import FORMS
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
@@ -35,20 +36,16 @@ def train_stage(
     data = data or read_data(config, device)
     if config.train.sampler == "fair":
         fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
-    if config.train.sampler == "greedy" and config.train.filter_images > len(data.val):
-        raise GreedyNASError(
-            f"train.filter_images = {config.train.filter_images} but there are {len(data.val)} validation images; "
-            "lower it or raise data.val_images"
-        )
+    settings, limited = settings_for(config, data)
     with Run.start(folder, config) as run:
         run.check_data(data.identity())
-        for note in data.notes:
+        for note in [*data.notes, *limited]:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
         net = supernet_of(config, len(data.class_names), device)
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
         if show_plan:
-            console.print(plan_table(config, len(data.train)))
+            console.print(plan_table(config.model_copy(update={"train": settings}), len(data.train)))
         largest = tuple(net.space.cost_tables["macs"].entries.argmax(axis=1).tolist())
         trial = training_trial(lambda images: net(images, largest), data.train.view, device, precision)
         lower = "lower train.bn_images or train.filter_images in another --out"
@@ -56,7 +53,7 @@ def train_stage(
             state = train_supernet(
                 net,
                 data,
-                config.train,
+                settings,
                 seed=config.seed,
                 precision=precision,
                 eval_precision=eval_precision,
@@ -64,6 +61,23 @@ def train_stage(
                 console=console,
             )
     return summary(state)
+
+
+def settings_for(config: Config, data: Data) -> tuple[TrainSettings, list[str]]:
+    """Return the settings of training for the images that could be read, and notes on what is not as the run has it.
+
+    `auto` counts files, of which some may be broken: the number of filter images that it chose is a largest number. One that
+    the user chose is refused where there are fewer.
+    """
+    wanted, there = config.train.filter_images, len(data.val)
+    if config.train.sampler != "greedy" or wanted <= there:
+        return config.train, []
+    if config.asked is None or not config.asked.chose("train.filter_images"):
+        raise GreedyNASError(
+            f"train.filter_images = {wanted} but there are {there} validation images; lower it or raise data.val_images"
+        )
+    note = f"{there:,} validation images can be read, so every filtering uses these instead of {wanted:,}"
+    return config.train.limited_to(there), [note]
 
 
 def supernet_of(config: Config, num_classes: int, device: torch.device) -> Supernet:
@@ -101,10 +115,16 @@ def summary(state: TrainState) -> dict[str, Any]:
 
 
 def report_training(result: dict[str, Any], console: Console) -> None:
+    ratio = result["measured_ratio"]
+    cost = (
+        f"a training step costs {ratio:.1f} forward passes here"
+        if plausible(ratio)
+        else f"what a training step costs in forward passes here could not be measured, {BUSY}"
+    )
     console.print(
         f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
-        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
-        f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
+        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected (r = {PAPER_RATIO}); "
+        f"{cost}. Pool: {result['pool']} paths.",
         highlight=False,
     )
 
@@ -114,9 +134,11 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     images = train_images
     if images is None and config.expect is not None and not config.data.source:
         images = config.expect.train_images
+    settings = config.train
     if images is None:
-        images = len(read_data(config, torch.device("cpu")).train)
-    schedule = Schedule(config.train, images)
+        data = read_data(config, torch.device("cpu"))
+        images, settings = len(data.train), settings_for(config, data)[0]
+    schedule = Schedule(settings, images)
     costs = {}
     epochs = {"at most": config.train.max_epochs}
     stops = config.train.stopping and config.train.sampler == "greedy"

@@ -511,6 +511,7 @@ def test_images_are_counted_as_by_hand(data, tmp_path, monkeypatch):
     space = tiny_space(["ID", "MB2_K3"], repeat=1)  # four paths: of six drawn, some are the same
     net = new_net(space)
     watch = Watch(net, monkeypatch)
+    monkeypatch.setattr(training, "measure_ratio", lambda *_: 4.0)
     _, state, rows = recorded(tmp_path, data, space, net=net, m=6, k=3, warmup=3, pool_size=4)
     assert len(watch.filterings) == 3
     distinct = [len({path for path, _ in outcome.kept + outcome.rejected}) for _, _, outcome, _ in watch.filterings]
@@ -523,9 +524,8 @@ def test_images_are_counted_as_by_hand(data, tmp_path, monkeypatch):
         step = 4 * epoch
         evaluation = 6 * sum(distinct[: -(-(step - 3) // 3)])
         counted(row, step, 10 * step, evaluation)
-        ratio = row["measured_ratio"]
-        assert ratio == state.measured_ratio > 0
-        assert row["corrected_images_measured"] == pytest.approx(10 * step + evaluation / ratio)
+        assert row["measured_ratio"] == state.measured_ratio == 4.0
+        assert row["corrected_images_measured"] == pytest.approx(10 * step + evaluation / 4)
     assert (state.optimization_images, state.evaluation_images) == (120, 6 * sum(distinct))
     assert state.corrected_images == pytest.approx(120 + 6 * sum(distinct) / 3.33)
 

@@ -131,7 +131,8 @@ def measure_feed(
     batch = max(1, min(BATCH, len(some) // (4 * max(1, used))))
     first, read = delivered(ImageSet(shelf, some), batch, seconds, used, device)
     again = over_and_over(ImageSet(shelf, some), batch, seconds, used, device, only=read)
-    kept = len(rows) * shelf.view.stored**2 * shelf.view.channels
+    shelves = Shelves(shelf.view, device, used, None, False)
+    kept = shelves.bytes_of(shelf.source, rows, crops=settings.augment == "resized_crop")
     return Feed(
         source=source,
         images=len(rows),
@@ -143,7 +144,7 @@ def measure_feed(
         file_bytes=float(shelf.source.byte_counts(some[:1000]).mean() * len(rows)),
         kept_bytes=kept,
         memory=machine_memory(),
-        stays=kept <= Shelves(shelf.view, device, used, None, False).max_bytes,
+        stays=kept <= shelves.max_bytes,
     )
 
 

@@ -79,8 +79,8 @@ class Epoch(Record):
     optimization_images: Amount
     evaluation_images: Amount
     corrected_images: Positive
-    measured_ratio: Positive
-    corrected_images_measured: Positive
+    measured_ratio: Positive | None = None  # None: it could not be measured
+    corrected_images_measured: Positive | None = None
 
 
 class RetrainEpoch(Record):

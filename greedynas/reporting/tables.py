@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from greedynas.known import known_networks
 from greedynas.paths import pretty
+from greedynas.ratio import plausible
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import standard_error
@@ -157,9 +158,12 @@ def cost_table(facts: Facts) -> CostTable | None:
     note = (
         f"Images, per epoch × epochs; no evaluation before warm-up ends, so its number is a mean. In all "
         f"{last.optimization_images:,} optimization and {last.evaluation_images:,} evaluation images. Corrected = "
-        f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; with the ratio "
-        f"measured on this machine, {last.measured_ratio:.2f}, it is {count(last.corrected_images_measured)}."
+        f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; "
     )
+    if last.corrected_images_measured is not None and plausible(last.measured_ratio):
+        note += f"with the ratio measured on this machine, {last.measured_ratio:.1f}, it is {count(last.corrected_images_measured)}."
+    else:
+        note += "the ratio on this machine could not be measured."
     return CostTable(rows, note)
 
 
