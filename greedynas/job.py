@@ -19,7 +19,7 @@ from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.reporting.report import report_stage
-from greedynas.retraining import report_retraining, retrain_stage
+from greedynas.retraining import print_caveats, report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage
 from greedynas.space import Space
@@ -47,7 +47,7 @@ def run_job(
 ) -> dict[str, Any]:
     """Every stage that is not finished yet; returns what was found."""
     device = choose_device(config.device)
-    data = data or read_data(config, device)
+    data = data or read_data(config, device, folder)
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
@@ -108,11 +108,13 @@ def report_job(result: dict[str, Any], console: Console) -> None:
     """What was found, and how to use it."""
     folder = result["run"]
     for model in result["models"]:
+        withheld = model.get("test_withheld", False)
+        found = "a network" if withheld else f"{model['test_top1']:.2%} top-1 on the test set"
         console.print(
-            f"[bold]Found:[/] {model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
-            f"{model['params']:,} parameters",
+            f"[bold]Found:[/] {found} with {model['macs']:,} multiply-adds and {model['params']:,} parameters",
             highlight=False,
         )
+        print_caveats(model, console)
     lines = (
         f"Look at   {result['report']}",
         f"Classify  greedynas predict {folder} IMAGE…",

@@ -205,6 +205,10 @@ class Tested(Record):
     per_class: tuple[Share | None, ...]
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
     samples: tuple[Sample, ...] = ()
+    copies: Amount | None = None  # of training images among the test images
+    absent_classes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences that belong beside every accuracy
+    withheld: bool = False  # too many copies: the accuracy is not shown as a result
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -255,3 +259,5 @@ class Exported(Record):
     images: Amount
     files: tuple[ExportedFile, ...]
     skipped: tuple[LeftOut, ...] = ()
+    caveats: tuple[str, ...] = ()
+    withheld: bool = False

@@ -27,12 +27,19 @@ def report_stage(folder: Path, console: Console) -> dict[str, Any]:
     charts = draw_charts(facts)
     file = _write(facts, charts)
     told = story.headline(facts)
-    console.print(f"{told.title}. {told.lead}", highlight=False, markup=False)
+    console.print(" ".join([f"{told.title}.", told.lead, *story.caveats(facts)]), highlight=False, markup=False)
     written = file.stat().st_size
     console.print(f"Report: {file} ({size(written)}, opens in any browser)", highlight=False, markup=False)
     if (command := story.next_command(facts)) is not None:
         console.print(f"Next: {command}", highlight=False, markup=False)
-    return {"run": str(folder), "report": str(file), "bytes": written, "headline": told.title, "charts": sorted(charts)}
+    return {
+        "run": str(folder),
+        "report": str(file),
+        "bytes": written,
+        "headline": told.title,
+        "caveats": story.caveats(facts),
+        "charts": sorted(charts),
+    }
 
 
 def write_report(folder: Path) -> Path:
@@ -56,6 +63,7 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         chosen=facts.chosen,
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
+        caveats=story.caveats(facts),
         tiles=story.tiles(facts),
         verdicts=story.verdicts(facts),
         missing=story.missing(facts),
