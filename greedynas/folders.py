@@ -15,9 +15,8 @@ import numpy as np
 from greedynas.errors import GreedyNASError
 
 # What timm takes for images
-EXTENSIONS = frozenset(
-    ".png .jpg .jpeg .jpe .jfif .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif .tga".split(" ")
-)
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+              ".pnm", ".jp2", ".avif", ".tga")  # fmt: skip
 NAMED = 5  # names or extensions in one note
 
 Identity = tuple[int, int]  # device and inode of a file or folder

@@ -110,9 +110,10 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     elif image.has_transparency_data:
         image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    elif image.mode not in ("1", "L"):
+    elif image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    image = image.convert("L" if channels == 1 else "RGB")
+    wanted = "L" if channels == 1 else "RGB"
+    image = image if image.mode == wanted else image.convert(wanted)  # that would be a copy
     image.info = {}  # nobody shall turn it upright a second time
     return image
 
@@ -235,7 +236,9 @@ GONE = "it is gone since the run began"
 
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line; what is the machine's fault and not the file's is raised again."""
-    if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_symlink():  # links may lead nowhere
+    if (
+        isinstance(error, FileNotFoundError) and not Path(os.fsdecode(error.filename or "")).is_symlink()
+    ):  # links may lead nowhere
         return GONE
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error

@@ -10,7 +10,7 @@ not as remembered; a data set that was copied is read once more.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,8 @@ def rows_of(kept: Manifest, splits: Splits) -> dict[str, Rows]:
     else:
         found = {part: np.array(sorted(own), np.int64) for part, own in kept.held_out.items()}
         held = np.concatenate([np.empty(0, np.int64), *found.values()])
+        if len(np.unique(held)) < len(held) or (len(held) and held.max() >= len(splits.train)):
+            raise GreedyNASError(f"{FILE} of this run is damaged (held_out); start a new run with another --out")
         found["train"] = np.setdiff1d(np.arange(len(splits.train)), held)
     none = np.empty(0, np.int64)
     own_test = np.arange(len(sources["test"])) if "test" in sources else found.get("test", none)
@@ -272,12 +274,14 @@ def _parsed(lines: Iterator[Any]) -> Manifest:
     if not set(columns["roles"]) <= set(ROLES) or len(set(columns["names"])) < len(columns["names"]):
         raise ValueError("a file is in no set or in two")
     held_out = {part: [_of(int, row) for row in rows] for part, rows in head["held_out"].items()}
+    if not set(held_out) <= {"val", "test"} or min((row for rows in held_out.values() for row in rows), default=0) < 0:
+        raise ValueError("held_out")
     return Manifest(
         classes=tuple(_of(str, name) for name in head["classes"]),
         whole=_of(bool, head["whole"]),
         **{name: tuple(column) for name, column in columns.items()},
         arrays={_of(str, part): _of(str, digest) for part, digest in head["arrays"].items()},
-        held_out={part: rows for part, rows in held_out.items() if part in ("val", "test")},
+        held_out=held_out,
         skipped=tuple(_of(str, name) for name in head["skipped"]),
     )
 
@@ -286,9 +290,9 @@ def _values(line: Any) -> list[Any]:
     return [line["set"], line["name"], line["bytes"], line["changed_ns"], line["hash"]]
 
 
-def _of(kind: Callable[..., Any], value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind or (isinstance(value, int) and not -1 <= value < 2**63):
+        raise TypeError(f"{value!r:.40} is no {kind.__name__} here")
     return value
 
 

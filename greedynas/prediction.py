@@ -134,7 +134,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and name.lower().endswith(tuple(EXTENSIONS)):
+            if not name.startswith(".") and name.lower().endswith(EXTENSIONS):
                 yield Path(parent, name)
 
 

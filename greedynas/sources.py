@@ -259,10 +259,11 @@ def file_digest(file: bytes, whole: bool) -> tuple[bytes, str]:
     """
     found = hashlib.blake2b(digest_size=16)
     try:
-        refuse_irregular(file)
+        left = size = refuse_irregular(file).st_size
+        found.update(size.to_bytes(8, "little"))
+        if size == 0:  # also /proc/kmsg and its like, which wait when they are opened
+            return found.hexdigest().encode(), ""
         with open(file, "rb", buffering=0) as handle:  # noqa: PTH123 (a million paths as objects take seconds)
-            left = size = os.fstat(handle.fileno()).st_size
-            found.update(size.to_bytes(8, "little"))
             if not whole and size > 2 * END_BYTES:
                 found.update(handle.read(END_BYTES))
                 handle.seek(size - END_BYTES)
