@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_the_order_is_that_of_before(tmp_path):
     paint(tmp_path, {"b 10/x": 3, "b 9": 3, "B": 12, "b 10": 2, "é": 2, "10": 2})
     picture(0).save(tmp_path / "B" / "0.JPEG")
     found = create_dataset("", root=str(tmp_path), search_split=False, input_key=";".join(EXTENSIONS))
-    files = sorted(os.path.relpath(file, tmp_path).split(os.sep) for file, _ in found.reader.samples)
+    files = sorted(Path(file).relative_to(tmp_path).parts for file, _ in found.reader.samples)
     assert names(tmp_path) == ["/".join(parts) for parts in files]
     assert list_images(str(tmp_path)).classes() == ["10", "B", "b 9", "b 10", "é"]
     for name in ("b10x", "IMG_002", "", "7"):
@@ -139,11 +140,11 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path):
     assert noted(data, "3 of 18 test images are exact copies")
     assert len(data.test()) == 13
     assert sum(digest == "" for digest in data.manifest.hashes) == 8  # all but /proc/kmsg, which says that it is empty
+    for name in ("messages.png", "nowhere.png"):  # they come before
+        (tmp_path / "train" / "a" / name).unlink()
     with pytest.raises(
-        GreedyNASError, match="cannot read .*pipe.png: it is not a file but a pipe, a device, a socket or a folder"
+        GreedyNASError, match=r"cannot read .*pipe\.png: it is not a file but a pipe, a device, a socket"
     ):
-        for name in ("messages.png", "nowhere.png"):  # they come before
-            (tmp_path / "train" / "a" / name).unlink()
         opened(tmp_path, 8, 3, unreadable="refuse")
     streaming = opened(tmp_path, 8, 3, memory_gb=0)
     assert "cannot be read and were not compared" in noted(streaming, "3 of 18 test images are exact copies")
@@ -192,7 +193,7 @@ def test_folders_that_cannot_be_listed_are_named_or_refused(tmp_path):
     (tmp_path / "b" / "private").chmod(0)
     with like_anybody():
         data = opened(tmp_path, 8, 3, val_images=2)
-        with pytest.raises(GreedyNASError, match="cannot list .*b/private: Permission denied; repair it"):
+        with pytest.raises(GreedyNASError, match=r"cannot list .*b/private: Permission denied; repair it"):
             opened(tmp_path, 8, 3, val_images=2, unreadable="refuse")
     (tmp_path / "b" / "private").chmod(0o755)
     assert len(data.train) + len(data.val) + len(data.test()) == 16

@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,19 +16,23 @@ from PIL import Image
 from rich.console import Console
 
 from greedynas import sources, stages, training
-from greedynas.config import load_config
+from greedynas.config import Asked, load_config
 from greedynas.data import DataSettings, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.manifest import FILE, read_manifest
 from greedynas.runs import Run
+from greedynas.settings import settings_of
 from greedynas.sources import END_BYTES
 from tests.kill_points import differences, outcome
 from tests.pictures import CPU, opened, paint, picture
 from tests.privileges import like_anybody
+from tests.ranks import TINY
+from tests.ranks import outcome as finish
 from tests.test_training import SETTINGS, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+ROOT = Path(__file__).parents[1]
 SPACE = tiny_space(repeat=1)
 
 
@@ -56,9 +63,10 @@ def home(tmp_path_factory):
             raise Stop
         return step(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", stopped)
-        stages.train_stage(config, home / "interrupted", Console(quiet=True), show_plan=False)
+        with pytest.raises(Stop):
+            stages.train_stage(config, home / "interrupted", Console(quiet=True), show_plan=False)
     return home
 
 
@@ -259,6 +267,62 @@ def test_changes_can_be_taken_back(greedynas, home, place):
     assert not differences(outcome(home / "whole"), outcome(place / "run"))
 
 
+def test_settings_chosen_for_images_stay_when_these_are_moved(home, tmp_path):
+    """`auto` and `--hours` keep what was asked for: where the images are is no part of it."""
+    config = load_config(home / "tiny.yaml", {"data.source": str(home / "photos")})
+    asked = Asked(preset="auto", changes={"data.source": str(home / "photos"), "data.flip": False})
+    with Run.start(tmp_path / "run", config.model_copy(update={"asked": asked})):
+        pass
+
+    def again(**changes):
+        given = {"data.source": "photos/", "data.flip": False, **changes}
+        return settings_of("auto", given, tmp_path / "run", Console(quiet=True))[0]
+
+    moved = again()
+    assert moved.data.source == "photos/"
+    assert moved.data.model_copy(update={"source": config.data.source}) == config.data
+    for changes in ({"data.flip": True}, {"data.source": "torch/cifar10"}):
+        with pytest.raises(GreedyNASError, match="was started with auto"):
+            again(**changes)
+
+
+def test_a_named_data_set_is_compared_by_its_name(tmp_path):
+    with Run.start(tmp_path, load_config("fashion", {"data.source": "torch/cifar10"})):
+        pass
+    for source in ("torch/cifar100", "fashion", "photos"):
+        with pytest.raises(GreedyNASError, match=f"data.source is 'torch/cifar10' there, '{source}' here"):
+            Run.start(tmp_path, load_config("fashion", {"data.source": source}))
+    with Run.start(tmp_path, load_config("fashion", {"data.source": "torch/cifar10", "data.root": "elsewhere"})):
+        pass
+
+
+def test_machines_with_other_images_are_refused(home, tmp_path):
+    """Two ranks, each the first one of its machine, with the same names and other contents."""
+    shutil.copytree(home / "photos", tmp_path / "photos")
+    change_a_pixel(tmp_path / "photos")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    command = ["train", home / "tiny.yaml", "--data", "photos", "--out", tmp_path / "run"]
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-m", "greedynas", *command],
+            cwd=place,
+            env={**os.environ, **TINY, **common, "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, place in enumerate((home, tmp_path))
+    ]
+    codes, _, said = finish(machines)
+    assert codes == [2, 2], said
+    assert "the machines of this run do not have the same images" in "".join(said)
+    assert "Traceback" not in "".join(said)
+    assert not list((tmp_path / "run").glob("supernet/step-*"))
+
+
 # What is kept, and what is read
 
 
@@ -271,7 +335,7 @@ def test_the_manifest_names_every_image_with_its_set(home):
     head, files = entries(home / "interrupted")
     assert head["classes"] == ["a", "b", "c"]
     assert head["whole"] is True
-    assert {name for name in files} == {
+    assert set(files) == {
         str(file.relative_to(home / "photos")) for file in (home / "photos").rglob("*") if file.is_file()
     }
     assert {(name.split("/")[0], file["set"]) for name, file in files.items()} == {

@@ -175,6 +175,6 @@ def test_a_progressive_jpeg_keeps_all_its_coefficients(monkeypatch):
         picture(0, (320, 320)).save(file, "JPEG", progressive=progressive, subsampling=subsampling)
         with (
             Image.open(file) as image,
-            contextlib.nullcontext() if fits else pytest.raises(Unreadable, match="0.6 MB|1 MB"),
+            contextlib.nullcontext() if fits else pytest.raises(Unreadable, match="decoding it takes 1 MB"),
         ):
             assert images.square(image, 3, 8).shape == (8, 8, 3)
