@@ -6,6 +6,9 @@ the batch that leaves `View.normalise` has torch's channels_last format without 
 
 import errno
 import math
+import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,18 +66,43 @@ def normalisation(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 JPEG = ("JPEG", "MPO")
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
 
+# A small file can hold a huge picture. Pillow refuses what has over 179 million pixels; this counts bytes, before decoding:
+# 67 million pixels in colour. Turning an image upright and removing its transparency take up to four times as much.
+MAX_DECODED = 2**28
+_PIXEL_BYTES = {
+    "1": 1,
+    "L": 1,
+    "P": 1,
+    "I;16": 2,
+    "I;16L": 2,
+    "I;16B": 2,
+    "I;16N": 2,
+}  # in Pillow's memory; others have 4
+_WORKING_BYTES = {"JPEG2000": 4, "WEBP": 1, "AVIF": 1}  # what a decoder needs beside it, for a pixel of a band
+_TILE = 2**20  # pixels that are converted to 8 bits at a time
+
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
     """An image file or its content, not decoded yet; pipes and devices, which might never end, are refused."""
-    if isinstance(file, Path) and file.exists() and not file.is_file():
-        raise OSError(errno.EINVAL, "it is not a file")
+    if isinstance(file, Path) and refuse_irregular(file).st_size == 0:
+        # Also what the system makes up while it is read, such as /proc/kmsg, which waits for ever.
+        raise OSError(errno.ENODATA, "cannot identify image file: it is empty")
     Image.init()
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+def refuse_irregular(file: Path | bytes) -> os.stat_result:
+    """Raise OSError for pipes, devices, sockets and folders, also behind a link: opening one may wait or read for ever."""
+    status = os.stat(file)  # noqa: PTH116
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a file but a pipe, a device, a socket or a folder")
+    return status
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
     """Any image as 8-bit grey (1 channel, mode L) or RGB (3): upright, transparency on white, 16 bits scaled to 8."""
     normalisation(channels)  # refuses other numbers of channels
+    refuse_large(decoded_bytes(image))
     image.load()
     image = _upright(image)
     if image.mode == "F" or image.mode.startswith("I"):
@@ -84,11 +112,26 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     elif image.has_transparency_data:
         image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    elif image.mode not in ("1", "L"):
+    elif image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    image = image.convert("L" if channels == 1 else "RGB")
+    wanted = "L" if channels == 1 else "RGB"
+    image = image if image.mode == wanted else image.convert(wanted)  # that would be a copy
     image.info = {}  # nobody shall turn it upright a second time
     return image
+
+
+def decoded_bytes(image: Image.Image) -> int:
+    """Return what an image that is not decoded yet will take in memory, by its header."""
+    pixel = _PIXEL_BYTES.get(image.mode, 4) + _WORKING_BYTES.get(image.format or "", 0) * len(image.getbands())
+    return image.width * image.height * pixel
+
+
+def refuse_large(size: int) -> None:
+    """Raise Unreadable for an image that takes more memory than `MAX_DECODED`."""
+    if size > MAX_DECODED:
+        raise Unreadable(
+            f"decoding it takes {size / 1e6:,.0f} MB, more than the {MAX_DECODED / 1e6:,.0f} MB allowed; make it smaller"
+        )
 
 
 def square(image: Image.Image, channels: int, side: int) -> Pixels:
@@ -183,9 +226,19 @@ def _jpeg_scale(image: Image.Image, shrink: int) -> int:
 
 def _decode(image: Image.Image, channels: int, shrink: int) -> Image.Image:
     """`shrink`: how many times smaller the image may become at once, which large JPEGs can while they are decoded."""
+    if "progressive" in image.info:
+        refuse_large(_coefficient_bytes(image))
     if shrink > 1:
         image.draft(None, (max(1, image.width // shrink), max(1, image.height // shrink)))
     return to_channels(image, channels)
+
+
+def _coefficient_bytes(image: Image.Image) -> int:
+    """Return what the decoder keeps of a progressive JPEG, however small the result: two bytes a coefficient of each band."""
+    layers = getattr(image, "layer", ())  # (name, samples across, samples down, table) of each band
+    samples = [layer[1] * layer[2] for layer in layers]
+    share = sum(samples) / max(1, *samples) if samples else len(image.getbands())
+    return round(2 * image.width * image.height * share)
 
 
 def resized(image: Image.Image, side: int, box: tuple[float, float, float, float]) -> Pixels:
@@ -211,14 +264,31 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """16 bits by their full range, floats as [0, 1] or [0, 255]; what lies outside is stretched from least to largest."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0, neginf=0)
-    low, high = float(values.min()), float(values.max())
+    """16 bits by their full range, floats as [0, 1] or [0, 255]; what lies outside is stretched from least to largest.
+
+    Tile by tile: the whole image in float64 would take eight times the memory of its result, several times over.
+    """
+    extremes = [(float(values.min()), float(values.max())) for _, values in _tiles(image)]
+    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
     tops = (1.0, 255.0) if image.mode == "F" else (65535.0,)
     top = next((top for top in tops if low >= 0 and high <= top), None)
-    if top is None:
-        values, top = values - low, high - low
-    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+    shift = low if top is None else 0.0
+    scale = 255 / (top or (high - low) or 1.0)
+    result = Image.new("L", image.size)
+    for corner, values in _tiles(image):
+        result.paste(Image.fromarray(np.rint((values - shift) * scale).astype(np.uint8)), corner)
+    return result
+
+
+def _tiles(image: Image.Image) -> Iterator[tuple[tuple[int, int], Numbers]]:
+    """Yield the values of an image part by part, each with its upper left corner; what is not finite is 0."""
+    width = min(image.width, _TILE)
+    height = max(1, _TILE // width)
+    for top in range(0, image.height, height):
+        for left in range(0, image.width, width):
+            box = (left, top, min(left + width, image.width), min(top + height, image.height))
+            values = np.asarray(image.crop(box)).astype(np.float64)
+            yield (left, top), np.nan_to_num(values, posinf=0, neginf=0)
 
 
 def _lab_to_rgb(image: Image.Image) -> Image.Image:
@@ -235,7 +305,9 @@ GONE = "it is gone since the run began"
 
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line; what is the machine's fault and not the file's is raised again."""
-    if isinstance(error, FileNotFoundError) and not Path(str(error.filename)).is_symlink():  # links may lead nowhere
+    if (
+        isinstance(error, FileNotFoundError) and not Path(os.fsdecode(error.filename or "")).is_symlink()
+    ):  # links may lead nowhere
         return GONE
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error

@@ -72,6 +72,11 @@ class ImageSet:
     def in_memory(self) -> bool:
         return self._shelf.pixels is not None
 
+    @property
+    def rows(self) -> Rows:
+        """The rows of the source that are in this set."""
+        return self._shelf.rows[self._rows] if self.in_memory else self._rows
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """An incomplete last batch is left out, unless it is the only one."""
         return max(1, len(self) // batch_size)

@@ -195,8 +195,8 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
         )
     device = choose_device(config.device)
     engine.use(config.engine)
-    data = data or read_data(config, device)
-    run.check_data(data.identity())
+    data = data or read_data(config, device, run.folder)
+    run.check_data(data)
     net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):
         load_weights(net, evaluated(tensors))

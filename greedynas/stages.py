@@ -15,7 +15,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.ratio import BUSY, plausible
-from greedynas.reading import FORMS
+from greedynas.reading import FORMS, names_a_folder
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
@@ -29,16 +29,17 @@ def train_stage(
     config: Config, folder: Path, console: Console, data: Data | None = None, *, show_plan: bool = True
 ) -> dict[str, Any]:
     """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
+    config = config.model_copy(update={"data": config.data.located()})
     device = choose_device(config.device)
     engine.use(config.engine)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
-    data = data or read_data(config, device)
+    data = data or read_data(config, device, folder)
     if config.train.sampler == "fair":
         fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
     settings, limited = settings_for(config, data)
     with Run.start(folder, config) as run:
-        run.check_data(data.identity())
+        run.check_data(data)
         for note in [*data.notes, *limited]:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
@@ -86,16 +87,41 @@ def supernet_of(config: Config, num_classes: int, device: torch.device) -> Super
     return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def read_data(config: Config, device: torch.device) -> Data:
+def read_data(config: Config, device: torch.device, folder: Path | None = None) -> Data:
+    """Open the images of a configuration; those of the run in `folder`, if there is one, must be the ones it began with."""
     if not config.data.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
+    if folder is not None:
+        refuse_nesting(config.data.source, folder)
+        refuse_moved(config.data.source, folder)
     return open_data(
         config.data,
         image_size=config.space.image_size,
         image_channels=config.space.image_channels,
         seed=config.seed,
         device=device,
+        folder=folder,
     )
+
+
+def refuse_nesting(source: str, folder: Path) -> None:
+    """Refuse a run directory among the images, where its files would be taken for some, and images inside of one."""
+    if not names_a_folder(source) or not (images := Path(source).expanduser()).is_dir():
+        return
+    images, run = images.resolve(), folder.resolve()
+    if run.is_relative_to(images):
+        raise GreedyNASError(f"--out {folder} lies inside of --data {source}: name a directory outside of the images")
+    if images.is_relative_to(run):
+        raise GreedyNASError(f"--data {source} lies inside of --out {folder}: name a directory that holds no images")
+
+
+def refuse_moved(source: str, folder: Path) -> None:
+    """Say what to do where the images of a run are not in their place any more."""
+    if names_a_folder(source) and (folder / "config.yaml").is_file() and not Path(source).expanduser().exists():
+        raise GreedyNASError(
+            f"the images of {folder} are not in {source}: bring them back, or give its train (or run) command again with "
+            "--data and the place where they are now"
+        )
 
 
 def summary(state: TrainState) -> dict[str, Any]:
@@ -136,7 +162,8 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
         images = config.expect.train_images
     settings = config.train
     if images is None:
-        data = read_data(config, torch.device("cpu"))
+        quick = config.model_copy(update={"data": config.data.model_copy(update={"check_duplicates": False})})
+        data = read_data(quick, torch.device("cpu"))
         images, settings = len(data.train), settings_for(config, data)[0]
     schedule = Schedule(settings, images)
     costs = {}

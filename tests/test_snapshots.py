@@ -110,7 +110,7 @@ def test_search_and_studies_average_over_all_of_them(data, run):
     assert np.ptp(each, axis=0).max() > 0  # else nothing is tested
     config = configured()
     with Run.open(run) as opened:
-        opened.check_data(data.identity())
+        opened.check_data(data)
         net, state, _, _ = load_supernet(opened, config, data)
         kept = Schedule(config.train, len(data.train)).snapshots
         earlier = load_snapshots(net, opened.supernet, kept, state.step)

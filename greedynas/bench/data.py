@@ -225,8 +225,8 @@ def synthetic_data(space: Space, train: int, val: int, seed: int, device: torch.
 
     shelf, train_set = images(train, "train")
     _, val_set = images(val, "val")
-    none = np.zeros(0, np.int64)
-    return Data(train_set, val_set, names, [], None, Splits(shelf.source), shelves, shelf, none, False)
+    rows = {"train": shelf.rows, "val": np.zeros(0, np.int64), "test": np.zeros(0, np.int64)}
+    return Data(train_set, val_set, names, [], None, Splits(shelf.source), shelves, shelf, rows, False)
 
 
 def write_photos(folder: Path, image_size: int, count: int, seed: int = 0) -> None:

@@ -236,6 +236,10 @@ class Tested(Record):
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
     correct: str | None = None  # by image, in the order of the test set; runs of earlier versions have none
     samples: tuple[Sample, ...] = ()
+    copies: Amount | None = None  # of training images among the test images
+    absent_classes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences that belong beside every accuracy
+    withheld: bool = False  # too many copies: the accuracy is not shown as a result
 
     @property
     def correct_images(self) -> Bits | None:
@@ -297,3 +301,5 @@ class Exported(Record):
     images: Amount
     files: tuple[ExportedFile, ...]
     skipped: tuple[LeftOut, ...] = ()
+    caveats: tuple[str, ...] = ()
+    withheld: bool = False

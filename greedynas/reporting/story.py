@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from greedynas.copies import withheld_sentence
 from greedynas.reporting.choice import choice_told
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.records import Search, Tested
@@ -28,6 +29,9 @@ class Verdict:
 def headline(facts: Facts) -> Headline:
     """What a colleague understands in ten seconds."""
     chosen = facts.chosen
+    if chosen is not None and chosen.test is not None and chosen.test.withheld:
+        lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
+        return Headline(f"A network{_with_macs(chosen)} was found, its test accuracy is withheld", _join(lead))
     if chosen is not None and chosen.test is not None:
         lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
         return Headline(f"{percent(chosen.test.top1)} top-1 on test images{_with_macs(chosen)}", _join(lead))
@@ -113,6 +117,19 @@ def _join(sentences: list[str]) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def caveats(facts: Facts) -> list[str]:
+    """Return the sentences that belong beside the accuracies on the test set, those of the chosen network first."""
+    models = [*([facts.chosen] if facts.chosen is not None else []), *facts.models]
+    tests = [model.test for model in models if model.test is not None]
+    told = [withheld_sentence(test.caveats[:1]) for test in tests if test.withheld]
+    told += [_sentence(one) for test in tests for one in test.caveats[1 if test.withheld else 0 :]]
+    return [one if one.endswith(".") else f"{one}." for one in dict.fromkeys(told)]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def tiles(facts: Facts) -> list[tuple[str, str]]:
     """The numbers of the chosen network, large."""
     chosen = facts.chosen
@@ -120,7 +137,9 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
         return []
     arch, test = chosen.arch, chosen.test
     told: list[tuple[str, str]] = []
-    if test is not None:
+    if test is not None and test.withheld:
+        told.append(("top-1 on test", "withheld"))
+    elif test is not None:
         told.append(("top-1 on test", percent(test.top1)))
         told += [("top-5 on test", percent(test.top5))] if test.top5 is not None else []
         told.append(("average over classes", percent(test.macro)))
@@ -139,14 +158,15 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
 def verdicts(facts: Facts) -> list[Verdict]:
     """The chosen network against every other one that was tested, the strongest first."""
     chosen = facts.chosen
-    if chosen is None or chosen.test is None:
+    if chosen is None or chosen.test is None or chosen.test.withheld:
         return []
     rivals = _tested_rivals(facts)
     return [_verdict(chosen, chosen.test, rival, rival.test) for rival in rivals if rival.test is not None]
 
 
 def _tested_rivals(facts: Facts) -> list[Model]:
-    rivals = [model for model in facts.models if model is not facts.chosen and model.test is not None]
+    tested = [model for model in facts.models if model is not facts.chosen and model.test is not None]
+    rivals = [model for model in tested if not model.test.withheld]  # type: ignore[union-attr]
     rivals.sort(key=lambda model: -model.test.top1)  # type: ignore[union-attr]
     return rivals
 
@@ -155,9 +175,10 @@ def lead_verdict(facts: Facts) -> Verdict | None:
     """Return what the first screen says of the strongest rival, if it is ahead and no sentence there compares it already."""
     compared = random_rivals(facts)
     rivals = [model for model in _tested_rivals(facts) if model not in compared]
-    if facts.chosen is None or facts.chosen.test is None or not rivals or rivals[0].test is None:
+    chosen = facts.chosen
+    if chosen is None or chosen.test is None or chosen.test.withheld or not rivals or rivals[0].test is None:
         return None
-    verdict = _verdict(facts.chosen, facts.chosen.test, rivals[0], rivals[0].test)
+    verdict = _verdict(chosen, chosen.test, rivals[0], rivals[0].test)
     return None if verdict.rival == "not ahead" else verdict
 
 
