@@ -19,7 +19,7 @@ from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.reporting.report import report_stage
-from greedynas.retraining import report_retraining, retrain_stage
+from greedynas.retraining import print_caveats, report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage
 from greedynas.space import Space
@@ -53,7 +53,7 @@ def run_job(
     worth.
     """
     device = choose_device(config.device)
-    data = data or read_data(config, device)
+    data = data or read_data(config, device, folder)
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
@@ -138,17 +138,20 @@ def report_job(result: dict[str, Any], console: Console) -> None:
     """What was found, and how to use it."""
     folder, alone = result["run"], result["worth"] is None  # then nothing says what the search was worth
     for model in result["models"]:
+        withheld = model.get("test_withheld", False)
+        found = "a network" if withheld else f"{model['test_top1']:.2%} top-1 on the test set"
         console.print(
-            f"[bold]Found:[/] {model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
-            f"{model['params']:,} parameters",
+            f"[bold]Found:[/] {found} with {model['macs']:,} multiply-adds and {model['params']:,} parameters",
             highlight=False,
         )
+        print_caveats(model, console)
     for rival in result["random"]:
-        console.print(
-            f"Random: {rival['test_top1']:.2%} top-1 with {rival['macs']:,} multiply-adds and {rival['params']:,} "
-            "parameters: a network drawn within the same budget and trained the same way",
-            highlight=False,
-        )
+        if not rival.get("test_withheld", False):
+            console.print(
+                f"Random: {rival['test_top1']:.2%} top-1 with {rival['macs']:,} multiply-adds and {rival['params']:,} "
+                "parameters: a network drawn within the same budget and trained the same way",
+                highlight=False,
+            )
     if result["worth"] is not None:
         console.print(result["worth"], highlight=False, markup=False)
     lines = (
@@ -159,4 +162,4 @@ def report_job(result: dict[str, Any], console: Console) -> None:
         *([f"Compare   greedynas retrain {folder} --arch random && greedynas report {folder}"] if alone else []),
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)  # commands are copied whole

@@ -98,7 +98,7 @@ def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int 
 
 
 def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
-    settings = config.train
+    settings = config.train.limited_to(len(data.val))
     schedule = Schedule(settings, len(data.train))
     fair = max(config.space.num_ops) if settings.sampler == "fair" else 1
     optimization, evaluation = schedule.predicted_images(num_ops=fair)

@@ -15,9 +15,9 @@ from rich.text import Text
 from torch import Tensor
 
 from greedynas.errors import GreedyNASError
+from greedynas.folders import EXTENSIONS
 from greedynas.images import Pixels, open_image, reason, square
 from greedynas.onnxfiles import open_session, read_onnx, run_session
-from greedynas.reading import EXTENSIONS
 from greedynas.trained import WEIGHTS, Card, find_model, load_network
 
 Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
@@ -134,7 +134,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and name.lower().endswith(tuple(EXTENSIONS.split(";"))):
+            if not name.startswith(".") and name.lower().endswith(EXTENSIONS):
                 yield Path(parent, name)
 
 

@@ -22,14 +22,18 @@ from torch import Tensor
 
 from greedynas import __version__, distributed, stopping
 from greedynas.config import Config, validated
+from greedynas.data import Data
 from greedynas.errors import GreedyNASError
-from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
+from greedynas.files import TEMPORARY, read_json, write_atomically
+from greedynas.manifest import read_manifest, refuse_other_identity, write_manifest
+from greedynas.reading import names_a_folder
 from greedynas.yamlfiles import read_yaml
 
 SCHEMA_VERSION = 1
 KEEP = 2  # checkpoints, unless it is said otherwise
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
+FREE |= {"data.root", "data.download"}  # where images lie does not count: `check_data` compares the images
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
@@ -122,14 +126,21 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check_data(self, identity: dict[str, Any]) -> None:
-        """Other images than the run began with, because some were lost or came in, are refused."""
-        file = self.folder / "data.json"
-        before = read_json(file)
-        if not before:
-            write_json(file, {"schema_version": SCHEMA_VERSION, **identity})
-            return
-        changed = differences({key: before.get(key) for key in identity}, identity)
+    def check_data(self, data: Data) -> None:
+        """Refuse other images than the run began with; what they are is written down when it begins."""
+        refuse_other_machines(data)
+        kept = read_manifest(self.folder)
+        if kept is None:
+            self._check_labels(data)
+        else:
+            refuse_other_identity(kept, data.manifest, self.folder)
+        if kept is None or (kept.sizes, kept.times) != (data.manifest.sizes, data.manifest.times):
+            write_manifest(self.folder, data.manifest)
+
+    def _check_labels(self, data: Data) -> None:
+        """All that a run of an older version can be compared by."""
+        before, now = read_json(self.folder / "data.json"), data.labels_identity()
+        changed = differences({key: before.get(key) for key in now}, now) if before else {}
         if changed:
             raise GreedyNASError(
                 f"the data is not the same as when {self.folder} was begun ({'; '.join(changed.values())}): bring it back, "
@@ -165,8 +176,8 @@ class _Followed(Run):
     def close(self) -> None:
         pass
 
-    def check_data(self, identity: dict[str, Any]) -> None:
-        pass
+    def check_data(self, data: Data) -> None:
+        refuse_other_machines(data)
 
 
 class Checkpoints:
@@ -292,10 +303,19 @@ def versions() -> dict[str, Any]:
     return found | {"threads": torch.get_num_threads(), "cuda": torch.version.cuda}
 
 
+def refuse_other_machines(data: Data) -> None:
+    """Refuse machines with other images than the first one has. One rank of each has read them."""
+    digest = data.identity()["digest"] if distributed.local_rank() == 0 else None
+    if len({seen for seen in distributed.gather_words(digest) if seen is not None}) > 1:
+        raise GreedyNASError("the machines of this run do not have the same images: give each of them the same files")
+
+
 def refuse_differences(folder: Path, old: Config, new: Config) -> None:
     # Other searches and other models only add to a run.
     extends = ("search.", "retrain.")
     changed = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    if names_a_folder(old.data.source) and names_a_folder(new.data.source):
+        changed.pop("data.source", None)  # the images are compared, not where they lie
     told = "; ".join(text for key, text in changed.items() if key not in FREE and not key.startswith(extends))
     if told:
         raise GreedyNASError(

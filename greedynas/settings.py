@@ -9,15 +9,16 @@ from rich.console import Console
 from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
-from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
+from greedynas.config import EXTENDING, Asked, Config, changed_section, extends, load_config, resolve_key
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
+from greedynas.reading import names_a_folder
 from greedynas.runs import read_run_config
 from greedynas.stages import choose_device, read_data
 
-EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
+PLACES = ("data.source", "data.root")  # settings that say where images are
 
 
 def settings_of(
@@ -49,7 +50,7 @@ def _settings_of(
     changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
     if preset != AUTO and hours is None:
         return load_config(preset, changes), None
-    fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}
+    fixed = {key: value for key, value in changes.items() if not extends(key)}
     asked = Asked(preset=preset, hours=hours, changes=fixed)
     if folder is not None and (folder / "config.yaml").is_file():
         return _settings_in(folder, asked, changes), None
@@ -63,7 +64,7 @@ def _settings_of(
     data = None
     if hours is not None:
         device = choose_device(config.device)
-        data = read_data(config, device)
+        data = read_data(config, device, folder)
         pace = known_pace(config, data, device, budget)
         config, more = fit_hours(config, data, device, hours, budget, max(1, len(priced)), keep=changes, pace=pace)
         reasons = [*reasons, *more]
@@ -74,11 +75,22 @@ def _settings_of(
 
 def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:
     config = read_run_config(folder)
-    if config.asked != asked:
+    if config.asked is None or _but_for_places(config.asked) != _but_for_places(asked):
         before = "other settings" if config.asked is None else config.asked.told()
         raise GreedyNASError(f"{folder} was started with {before}, not {asked.told()}; name another --out")
+    places = {key: asked.changes[key] for key in PLACES if key in asked.changes}
+    config = config.model_copy(update={"data": changed_section(config, "data", places)})
     for section in EXTENDING:
         mine = {key: value for key, value in changes.items() if key.startswith(f"{section}.")}
         if mine:
             config = config.model_copy(update={section: changed_section(config, section, mine)})
     return config
+
+
+def _but_for_places(asked: Asked) -> Asked:
+    """Return what was asked for without where the images lie: they are compared themselves."""
+    kept = {key: value for key, value in asked.changes.items() if key not in PLACES}
+    source = asked.changes.get("data.source")
+    if isinstance(source, str) and not names_a_folder(source):
+        kept["data.source"] = source
+    return asked.model_copy(update={"changes": kept})

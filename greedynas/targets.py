@@ -110,12 +110,12 @@ def _in_this_run(folder: Path, config: Config, model: str | None) -> Target:
 
 
 def found_targets(folder: Path, target: Target) -> list[Target]:
-    """The target and the other networks of its search, best first: each network once, as it was first evaluated."""
+    """Return the target and then the other networks of its search, best first, of equals the cheapest; each network once."""
     search, space = read_search(folder, str(target.search)), target.space
     if search is None or space is None or target.path is None:
         return [target]
     distinct = {canonical(target.path, space): target}
-    for entry in sorted(search["found"], key=lambda entry: -_worth(entry)):
+    for entry in sorted(search["found"], key=lambda entry: (-_worth(entry), *_costs(entry, search["objectives"]))):
         path = parse_path(entry["path"], space)
         facts = {"supernet_accuracy": entry["accuracy"]}
         facts |= {"latency_ms": entry["latency_ms"]} if "latency_ms" in entry else {}
@@ -127,6 +127,11 @@ def _worth(entry: dict[str, Any]) -> float:
     """What the search chose by, in a file that is known to be one of a search."""
     score: float | None = entry.get("score")
     return float(entry["accuracy"]) if score is None else score
+
+
+def _costs(entry: dict[str, Any], objectives: list[str]) -> list[float]:
+    """Return the costs of a path, with infinity for a latency that the table cannot tell."""
+    return [math.inf if entry.get(name) is None else float(entry[name]) for name in objectives]
 
 
 def read_search(folder: Path, name: str) -> dict[str, Any] | None:

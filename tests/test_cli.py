@@ -216,7 +216,7 @@ def test_train_and_the_same_command_again(greedynas, tiny, tmp_path):
     assert facts["corrected_images"] == pytest.approx(160 + facts["evaluation_images"] / 3.33)
     pool = json.loads((tmp_path / "run" / "supernet" / "pool.json").read_text())
     assert (facts["pool"], facts["pool_best_loss"]) == (len(pool), pool[0]["loss"])
-    assert facts["measured_ratio"] > 0
+    assert facts["measured_ratio"] is None or facts["measured_ratio"] >= 1.5  # None: this machine is busy
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fair"])

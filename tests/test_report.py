@@ -109,12 +109,30 @@ def test_a_search_on_several_supernets_says_so(photos, tmp_path):
     assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
 
 
+def test_a_choice_among_equals_is_told_beside_the_network(run):
+    file = run / "searches" / "macs-60K" / "search.json"
+    chosen = json.loads(file.read_text())["chosen"]
+    best = {**chosen["choice"]["best"], "path": [2, 2, 2, 2], "accuracy": 0.875, "macs": 2 * chosen["macs"]}
+    among = {"images": 400.0, "margin": 0.0123, "within": 7, "tied": 1, "best": best}
+    told = "7 paths on the front lie within one standard error (1.2 points on 400 validation images) of the highest accuracy, 87.5%"
+    runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among}})
+    assert written(run).has(told)
+    runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among, "within": "many"}})
+    with pytest.raises(GreedyNASError, match=r"search.json is malformed: chosen.choice.within"):
+        read_facts(run)
+    runs.change(file, chosen={key: value for key, value in chosen.items() if key != "choice"})  # of an earlier version
+    assert not written(run).has("paths on the front lie")
+    # Not told of a network that `retrain --top` preferred to the search's choice.
+    runs.change(file, chosen={**chosen, "path": [2, 2, 2, 1], "choice": {**chosen["choice"], **among}})
+    assert not written(run).has("paths on the front lie")
+
+
 def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     folder = runs.trained(tmp_path / "run", photos)
     runs.searched(folder, **LIMIT)
     assert "score" not in story.headline(read_facts(folder)).lead
     shutil.rmtree(folder / "searches")
-    runs.searched(folder, settings=("additive=0.5",), **LIMIT)
+    runs.searched(folder, settings=("additive=0.5", "tolerance=0"), **LIMIT)
     facts = read_facts(folder)
     search = facts.search_of(facts.chosen)
     assert "What counted was a score" in story.headline(facts).lead

@@ -317,7 +317,7 @@ def test_the_chosen_network(run):
         f"{arch['test_top1']:.2%}",
         f"{arch['macs']:,}",
         " ".join(arch["ops"]),
-        "on 6 test images, looked at once",
+        "on 6 test images, evaluated once after the training",
     ):
         assert part in told
 

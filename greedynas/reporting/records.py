@@ -79,8 +79,8 @@ class Epoch(Record):
     optimization_images: Amount
     evaluation_images: Amount
     corrected_images: Positive
-    measured_ratio: Positive
-    corrected_images_measured: Positive
+    measured_ratio: Positive | None = None  # None: it could not be measured
+    corrected_images_measured: Positive | None = None
 
 
 class RetrainEpoch(Record):
@@ -155,10 +155,28 @@ class Asked(Record):
     sync_bn: bool = False
 
 
+class Choice(Record):
+    """What a search chose from: see `choosing.py`."""
+
+    tolerance: Positive  # in standard errors
+    images: Annotated[float, Field(gt=0, le=1e30)]  # behind every accuracy
+    margin: Share  # how far below the best a path may lie
+    tied: Annotated[int, Field(ge=1, le=2**62)]  # evaluated paths that are exactly as good as the best
+    within: Annotated[int, Field(ge=1, le=2**62)]  # paths on the front that the images cannot tell from the best
+    best: Evaluated
+
+
+class Chosen(Arch):
+    """The network that a search chose. Searches of earlier versions took the highest accuracy and say no more."""
+
+    choice: Choice | None = None
+
+
 class Candidate(Arch):
     """One of the best found networks after its short training."""
 
     val_top1: Share
+    val_macro: Share | None = None  # missing in files of older versions
 
 
 class Top(Record):
@@ -176,6 +194,7 @@ class Search(Record):
     space: str
     searcher: str
     supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
+    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool
@@ -183,7 +202,7 @@ class Search(Record):
     ditched: Amount
     found: tuple[Evaluated, ...]
     front: tuple[Evaluated, ...]
-    chosen: Arch | None = None
+    chosen: Chosen | None = None
     seconds: Positive | None = None
 
     @property
@@ -217,6 +236,10 @@ class Tested(Record):
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
     correct: str | None = None  # by image, in the order of the test set; runs of earlier versions have none
     samples: tuple[Sample, ...] = ()
+    copies: Amount | None = None  # of training images among the test images
+    absent_classes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences that belong beside every accuracy
+    withheld: bool = False  # too many copies: the accuracy is not shown as a result
 
     @property
     def correct_images(self) -> Bits | None:
@@ -278,3 +301,5 @@ class Exported(Record):
     images: Amount
     files: tuple[ExportedFile, ...]
     skipped: tuple[LeftOut, ...] = ()
+    caveats: tuple[str, ...] = ()
+    withheld: bool = False

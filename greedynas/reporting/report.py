@@ -28,7 +28,7 @@ def report_stage(folder: Path, console: Console) -> dict[str, Any]:
     charts = draw_charts(facts)
     file = _write(facts, charts)
     told = story.headline(facts)
-    console.print(f"{told.title}. {told.lead}", highlight=False, markup=False)
+    console.print(" ".join([f"{told.title}.", told.lead, *story.caveats(facts)]), highlight=False, markup=False)
     written = file.stat().st_size
     console.print(f"Report: {file} ({size(written)}, opens in any browser)", highlight=False, markup=False)
     if (command := story.next_command(facts)) is not None:
@@ -39,6 +39,7 @@ def report_stage(folder: Path, console: Console) -> dict[str, Any]:
         "bytes": written,
         "headline": told.title,
         "worth": worth(facts),
+        "caveats": story.caveats(facts),
         "charts": sorted(charts),
     }
 
@@ -64,6 +65,8 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         chosen=facts.chosen,
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
+        choice=story.choice(facts),
+        caveats=story.caveats(facts),
         tiles=story.tiles(facts),
         worth=worth(facts),
         lead_verdict=story.lead_verdict(facts),

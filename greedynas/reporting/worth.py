@@ -16,7 +16,7 @@ CHANCE = 1.96  # standard errors: 95%
 def worth(facts: Facts) -> str | None:
     """Return the sentence that compares the chosen network with random ones; None where the run has none to compare."""
     chosen, others = facts.chosen, [model.test for model in random_rivals(facts) if model.test is not None]
-    if chosen is None or chosen.test is None or not others:
+    if chosen is None or chosen.test is None or chosen.test.withheld or not others:
         return None
     own, accuracies = chosen.test.top1, [test.top1 for test in others]
     random = mean(accuracies)
