@@ -295,6 +295,7 @@ def test_the_report_says_who_wins(found, tmp_path, rival, says, kind):
     [verdict] = story.verdicts(read_facts(run))
     assert verdict.told.startswith(says)
     assert verdict.rival == kind
+    assert story.lead_verdict(read_facts(run)) == (None if kind == "not ahead" else verdict)
     assert ("can be chance with 2,000 test images" in verdict.told) == (rival in (0.74, 0.76))
     assert "times the multiply-adds" in verdict.told
 
@@ -328,12 +329,12 @@ def beside(found, folder, own, *others, **arch):
         (bits(1500, 100, 100, 300), "has 80.0%: the search was worth nothing in this run (one"),
         (
             bits(1500, 100, 110, 290),
-            "has 80.5%: the search was worth nothing in this run, the random network is 0.5 points ahead, a difference "
+            "has 80.5%: the search was worth nothing in this run, and the random network is 0.5 points ahead, a difference "
             "that chance can give (one",
         ),
         (
             bits(1700, 300),
-            "has 85.0%: the search was worth nothing in this run, the random network is better by 5.0 points (one",
+            "has 85.0%: the search was worth nothing in this run, and the random network is better by 5.0 points (one",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def _judgement(difference: float, error: float, rivals: int) -> str:
     if difference == 0:
         return "the search was worth nothing in this run"
     ahead = f"{size} ahead, a difference that chance can give" if chance else f"better by {size}"
-    return f"the search was worth nothing in this run, {they} {are} {ahead}"
+    return f"the search was worth nothing in this run, and {they} {are} {ahead}"
 
 
 def _doubt(images: int, error: float, rivals: int) -> str:
