@@ -32,7 +32,7 @@ from mutations import Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).with_name("surviving_mutants.yaml")
-COPIED = ("greedynas", "tests", "pyproject.toml")
+COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
 MODULES: dict[str, tuple[str, list[str]]] = {
