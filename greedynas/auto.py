@@ -322,7 +322,7 @@ def _filtering(choices: Choices, look: Look, kind: str, train_images: int, batch
     if wanted >= (val := _val_images(choices, look)):
         wanted, why = val, "all validation images there are"
     why += (
-        f"; rankings by {wanted:,} and by 1,000 images agree with a τ-b of about {_reliability(wanted):.1f}, "
+        f"; rankings by {wanted:,} and by 1,000 images agree with a τ-b of about {_reliability(wanted):.2f}, "
         f"and filtering costs {_times(wanted * cost)} the training after the warm-up"
     )
     return Filtering(wanted, wanted * cost, why)

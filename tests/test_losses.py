@@ -74,6 +74,20 @@ def test_weights_have_a_mean_of_one_over_the_images_and_leave_out_absent_classes
     torch.testing.assert_close(sums[[0, 2, 3]], torch.full((3,), 325 / 3).double(), rtol=1e-6, atol=0)
 
 
+def test_classes_without_images_may_be_the_last_ones():
+    assert balanced_weights(labels_of(3, 1), 4).tolist() == pytest.approx([2 / 3, 2, 0, 0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_without_weights_all_images_count_alike(smoothing):
+    labels = torch.tensor([0, 2, 1, 0, 0])
+    log_p = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    right = -log_p.gather(1, labels[:, None]).mean()
+    expected = (1 - smoothing) * right - smoothing * log_p.mean()
+    torch.testing.assert_close(classification_loss(log_p, labels, None, smoothing), expected)
+    torch.testing.assert_close(classification_loss(log_p, labels, torch.ones(3), smoothing), expected)
+
+
 def test_soft_targets_and_labels_are_normalised_alike():
     weights, labels = torch.tensor([0.2, 1.0, 9.0]), torch.tensor([0, 2, 1, 0, 0])
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))

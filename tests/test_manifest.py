@@ -28,6 +28,7 @@ from tests.pictures import CPU, opened, paint, picture
 from tests.privileges import like_anybody
 from tests.ranks import TINY
 from tests.ranks import outcome as finish
+from tests.test_reading import write_shard
 from tests.test_training import SETTINGS, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -472,6 +473,38 @@ def test_images_that_are_no_files_are_compared_too(tmp_path, monkeypatch):
     data.__dict__.pop("manifest")
     with Run.open(tmp_path) as run, pytest.raises(GreedyNASError, match="the test images are others"):
         run.check_data(data)
+
+
+@pytest.mark.parametrize("changed", ["train", "val"])
+def test_shards_are_compared_before_a_test_set_is_read(tmp_path, changed):
+    pytest.importorskip("webdataset")
+    for name, samples in (("train", range(20)), ("val", range(35, 45))):
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        write_shard(tmp_path / "shards" / f"x-{name}-0.tar", samples)
+    chosen, how = begin("wds/x", tmp_path / "run", root=str(tmp_path / "shards"))
+    data = open_data(chosen, **how)
+    before = data.identity()
+    assert len(data.test()) == 10
+    data.__dict__.pop("manifest")
+    assert data.identity() == before  # also after the test set was read
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    chosen = chosen.model_copy(update={"root": str(tmp_path / "moved")})
+    assert open_data(chosen, **how).identity() == before
+    write_shard(tmp_path / "moved" / f"x-{changed}-0.tar", range(50, 70))
+    with pytest.raises(GreedyNASError, match=f"x-{changed}-0.tar has other contents"):
+        open_data(chosen, **how)
+
+
+def test_tables_of_hugging_face_are_compared(tmp_path):
+    pytest.importorskip("datasets")
+    for name, count in (("train", 10), ("test", 3)):
+        paint(tmp_path / "set" / name, {"a": count, "b": count}, first=count)
+    chosen, how = begin(f"hfds/{tmp_path}/set", tmp_path / "run", root=str(tmp_path / "cache"))
+    assert open_data(chosen, **how).identity() == open_data(chosen, **{**how, "folder": None}).identity()
+    picture(99).save(tmp_path / "set" / "test" / "a" / "1.png")
+    chosen = chosen.model_copy(update={"root": str(tmp_path / "another cache")})
+    with pytest.raises(GreedyNASError, match="the test images are others"):
+        open_data(chosen, **how)
 
 
 def test_a_run_of_the_version_before_goes_on_and_gets_a_manifest(tmp_path):
