@@ -21,7 +21,8 @@ from greedynas.architectures import read_arch
 from greedynas.data import Data, ImageSet, open_data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.files import read_json, write_atomically, write_json
-from greedynas.onnxfiles import check_onnx, make_onnx, onnx_runner, open_session, run_session, to_fp16, to_int8
+from greedynas.onnxchecks import check_onnx, open_session
+from greedynas.onnxfiles import make_onnx, onnx_runner, run_session, to_fp16, to_int8
 from greedynas.runs import NAME, Run, logger
 from greedynas.streams import stream
 from greedynas.timing import cpu_name, quietest, take_turns

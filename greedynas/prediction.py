@@ -16,9 +16,9 @@ from torch import Tensor
 
 from greedynas.errors import GreedyNASError
 from greedynas.images import Pixels, open_image, reason, square
-from greedynas.onnxfiles import open_session, read_onnx, run_session
 from greedynas.reading import EXTENSIONS
-from greedynas.trained import WEIGHTS, Card, find_model, load_network
+from greedynas.sandbox import OnnxProcess
+from greedynas.trained import KEY, WEIGHTS, Card, find_model, load_network, parse_card
 
 Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
 
@@ -64,12 +64,10 @@ def open_model(where: Path) -> tuple[Classifier, Card]:
             return network(inputs)
 
         return classify, card
-    data, card = read_onnx(file)
-    try:
-        session = open_session(data)
-    except Exception as error:  # ONNX Runtime has many, without a common base
-        raise GreedyNASError(f"ONNX Runtime cannot run {file}: {' '.join(str(error).split()):.200}") from None
-    return lambda inputs: torch.from_numpy(run_session(session, inputs)), card
+    process = OnnxProcess(file, KEY, torch.get_num_threads())
+    card = parse_card(process.card, file)
+    process.open(card.image_channels, card.image_size, len(card.class_names))
+    return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy())), card
 
 
 def read_square(file: Path, card: Card) -> Pixels:
