@@ -318,6 +318,8 @@ def _first_cause(group: Group, error: Exception) -> BaseException:
 
 def _watch(group: Group, ended: threading.Event) -> None:
     """In a thread of its own: a rank that waits for another one would not notice that this has failed."""
+    from greedynas.terminal import complain
+
     while not ended.wait(LOOK):
         try:
             if not group.store.check([FAILURE]):
@@ -325,7 +327,7 @@ def _watch(group: Group, ended: threading.Event) -> None:
             first, told = json.loads(group.store.get(FAILURE))
             if ended.wait(GRACE):
                 return
-            print(f"error: rank {first} failed: {told}", file=sys.stderr, flush=True)
+            complain(f"error: rank {first} failed: {told}")
             group.store.add(TOLD, 1)
             time.sleep(2 * LOOK)  # without torchrun the store ends with rank 0, and who has failed still looks into it
         except RuntimeError:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
@@ -91,7 +90,7 @@ def write_files(
     skipped: dict[str, str] = {}
     classifiers: dict[str, Classifier] = {}
     if "onnx" in formats:
-        with console.status(f"exporting {escape(card.name)} to ONNX"):
+        with console.status(f"exporting {card.name} to ONNX"):
             models["fp32"] = make_onnx(network, card)
             agrees = check_agreement(network, models["fp32"], data.train)
             converted, skipped = convert(models["fp32"], card, data.train)
@@ -104,7 +103,7 @@ def write_files(
     if "safetensors" in formats:
         write_json(home / CARD, card.model_dump(mode="json", exclude_none=True))
         classifiers[WEIGHTS] = _in_torch(network)
-    with console.status(f"measuring the files of {escape(card.name)}"):
+    with console.status(f"measuring the files of {card.name}"):
         test = data.test()
         top1 = accuracies(classifiers, test)
         latency = latencies(models, data.train)

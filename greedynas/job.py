@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from greedynas import distributed
 from greedynas.budget import Budget, Limits, parse_limits, without_latency
@@ -109,7 +110,8 @@ def report_job(result: dict[str, Any], console: Console) -> None:
     folder = result["run"]
     for model in result["models"]:
         console.print(
-            f"[bold]Found:[/] {model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
+            Text("Found:", "bold"),
+            f"{model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
             f"{model['params']:,} parameters",
             highlight=False,
         )

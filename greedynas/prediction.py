@@ -148,17 +148,12 @@ def prediction_facts(prediction: Prediction) -> dict[str, Any]:
 def show_predictions(predictions: Iterable[Prediction], console: Console) -> None:
     """Each image with its classes as bars, as soon as it is classified; what could not be read in one line."""
     for prediction in predictions:
-        title = Text(printable(str(prediction.file)), style="bold")
+        title = Text(str(prediction.file), style="bold")
         if prediction.error is not None:
-            console.print(title, Text(f" skipped: {printable(prediction.error)}"), sep="", soft_wrap=True)
+            console.print(title, f" skipped: {prediction.error}", sep="", soft_wrap=True)
             continue
         table = Table.grid(padding=(0, 1))
         for name, probability in prediction.classes:
             bar = ProgressBar(total=1.0, completed=probability, width=24, complete_style="cyan", finished_style="cyan")
-            table.add_row("", Text(f"{probability:7.2%}"), bar, Text(printable(name)))
+            table.add_row("", Text(f"{probability:7.2%}"), bar, name)
         console.print(Group(title, table))
-
-
-def printable(text: str) -> str:
-    """Names come from files: what would move the cursor or change colours is shown as �."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)

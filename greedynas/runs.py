@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from greedynas import __version__, distributed, stopping
+from greedynas.cleaning import logger as logger
 from greedynas.config import Config, validated
 from greedynas.errors import GreedyNASError
 from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
@@ -34,8 +35,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
-
-logger = logging.getLogger("greedynas")
 
 # A lock lasts as long as any process has its file open: workers that outlive a killed parent must not keep it.
 _locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()

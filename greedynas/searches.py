@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +36,7 @@ from greedynas.stages import choose_device, choose_precisions, read_data, supern
 from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
+from greedynas.terminal import text_column
 from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
@@ -348,5 +349,5 @@ def _found_json(searched: Searched) -> dict[str, Any]:
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[told]}"))
     return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ from greedynas.latency import Block, Entry, Fit, LatencyTable, fill, fixed_layer
 from greedynas.onnxfiles import export_onnx, onnx_runner
 from greedynas.space import Layer, Space
 from greedynas.streams import stream, torch_stream
+from greedynas.terminal import text_column
 
 if TYPE_CHECKING:
     import onnx
@@ -241,7 +242,7 @@ def cpu_name() -> str:
 @contextmanager
 def show_progress(console: Console) -> Iterator[Progress]:
     """A bar for what `measure_latency` does; nothing where the console is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from greedynas.errors import GreedyNASError
+from greedynas.terminal import make_console, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -41,9 +42,9 @@ LatencyTableOption = Annotated[Path | None, typer.Option("--latency-table", help
 def shown_console(as_json: bool = False) -> Console:
     """Where people read: stderr beside JSON, and wide enough for the tables where the output is not a terminal."""
     if not _speaks():
-        return Console(quiet=True)
-    console = Console(stderr=as_json)
-    return console if console.is_terminal else Console(width=140, stderr=as_json)
+        return make_console(quiet=True)
+    console = make_console(stderr=as_json)
+    return console if console.is_terminal else make_console(width=140, stderr=as_json)
 
 
 def say_next(console: Console, command: str) -> None:
@@ -52,7 +53,7 @@ def say_next(console: Console, command: str) -> None:
 
 def print_json(facts: dict[str, object]) -> None:
     if _speaks():
-        typer.echo(json.dumps(facts, indent=2))
+        say(json.dumps(facts, indent=2), lines=True)
 
 
 def _speaks() -> bool:

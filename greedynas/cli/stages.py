@@ -24,6 +24,7 @@ from greedynas.cli.options import (
     shown_console,
 )
 from greedynas.errors import GreedyNASError
+from greedynas.terminal import say
 
 HoursOption = Annotated[float | None, typer.Option("--hours", help="Fit the whole job into this time.")]
 
@@ -117,7 +118,8 @@ def train(
             import yaml
 
             table = plan_table(config)
-            typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+            say(text, lines=True)
             console.print(table)
         return
     if out is None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from greedynas.cli.options import DataOption, JsonOption, RunArgument, SetOption, app, print_json, shown_console
+from greedynas.terminal import say
 
 study_app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(study_app, name="study", help="The paper's studies, on your own data: is the ranking real?")
@@ -19,7 +20,7 @@ JobsOption = Annotated[
 @study_app.callback(invoke_without_command=True)
 def study_root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help(), lines=True)
 
 
 @study_app.command(epilog="Example: greedynas study theory --m 10 --k 5 --q 0.6 --epsilon 0.5")

@@ -41,6 +41,7 @@ from greedynas.reporting.cells import Table, rich_table
 from greedynas.reporting.wording import duration, size, table_of
 from greedynas.runs import differences, versions
 from greedynas.stopping import Stopped, signals_caught
+from greedynas.terminal import make_console
 
 if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
@@ -215,7 +216,7 @@ def _work_out_quietly(folder: Path, part: Part) -> str:
     """In a worker process. One that is to end writes a checkpoint of its training first."""
     try:
         with signals_caught():
-            return _work_out(folder, part, Console(quiet=True))
+            return _work_out(folder, part, make_console(quiet=True))
     except Stopped as stopped:
         os._exit(stopped.exit_code)
 
