@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from greedynas.data import DataSettings
 from greedynas.errors import GreedyNASError, unknown
+from greedynas.fetching import Told, stored_settings
 from greedynas.space import Space, first_problem, load_space
 from greedynas.yamlfiles import read_yaml
 
@@ -226,9 +227,19 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
         data = read_yaml(Path(source), "config file")
     else:
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
-    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other
+    of_a_run = "schema_version" in data
+    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other,
         data.pop(key, None)
-    return changed({"name": Path(source).stem, **data}, changes or {}, str(source), section)
+    changes = changes or {}
+    config = changed({"name": Path(source).stem, **data}, changes, str(source), section)
+    return _of_a_run(config, changes, str(source), section) if of_a_run else config
+
+
+def _of_a_run(config: Config, changes: dict[str, Any], source: str, section: str) -> Config:
+    """Return the settings of a run, but that nothing is fetched which the changes do not ask for: it may be somebody else's."""
+    places = {".".join(resolve_key(key, section)): value for key, value in changes.items()}
+    told = Told(places.get("data.source"), places.get("data.root"), bool(places.get("data.download")))
+    return config.model_copy(update={"data": stored_settings(config.data, told, source)})
 
 
 def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section: str = "train") -> Config:

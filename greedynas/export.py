@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from greedynas.architectures import read_arch
 from greedynas.data import Data, ImageSet, open_data
 from greedynas.errors import GreedyNASError, unknown
+from greedynas.fetching import Told
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.onnxchecks import check_onnx, open_session
 from greedynas.onnxfiles import make_onnx, onnx_runner, run_session, to_fp16, to_int8
@@ -50,6 +51,7 @@ def export_stage(
     model: str | None = None,
     formats: Sequence[str] = FORMATS,
     data: Data | None = None,
+    named: Told | None = None,
 ) -> dict[str, Any]:
     """Export a trained network of a run, the chosen one if none is named; returns what `export.json` holds."""
     for wanted in formats:
@@ -57,7 +59,7 @@ def export_stage(
             raise unknown("format", wanted, list(FORMATS))
     if model is None and folder.resolve().parent.name == "models" and not (folder / "config.yaml").exists():
         folder, model = folder.resolve().parents[1], folder.resolve().name
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         chosen = read_arch(folder)["model"] if (folder / "arch.json").exists() or model is None else ""
         name = model or chosen
         home = folder / "models" / name
@@ -226,7 +228,7 @@ def _batches(images: ImageSet, rows: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def _read_data(run: Run, card: Card) -> Data:
     config = run.config()
     size = {"image_size": card.image_size, "image_channels": card.image_channels}
-    return open_data(config.data, **size, seed=config.seed, device=torch.device("cpu"))
+    return open_data(run.image_settings(), **size, seed=config.seed, device=torch.device("cpu"))
 
 
 def _check_data(data: Data, card: Card) -> None:

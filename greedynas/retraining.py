@@ -24,14 +24,15 @@ from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
 from greedynas.data import Data, ImageSet
 from greedynas.errors import GreedyNASError
+from greedynas.fetching import Told
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.reporting.records import Finished, Top, read_record
-from greedynas.runs import Run, differences, logger
-from greedynas.stages import choose_device, choose_precisions, read_data
+from greedynas.runs import NAME, Run, differences, logger
+from greedynas.stages import choose_device, choose_precisions, read_run_data
 from greedynas.targets import Target, choose_target, found_targets, make_arch, make_card, start_network
 from greedynas.trained import load_network, save_network
 
@@ -68,13 +69,14 @@ def retrain_stage(
     pretrained: str | Path | None = None,
     seed: int | None = None,
     data: Data | None = None,
+    named: Told | None = None,
 ) -> dict[str, Any]:
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
     Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`) it is the chosen one. A finished
     model is left as it is, and the test set is looked at once.
     """
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         config = run.config()
         seed = config.seed if seed is None else seed
         recipe = make_recipe(settings)
@@ -86,7 +88,7 @@ def retrain_stage(
         if not test:
             device = choose_device(config.device)
             engine.use(config.engine)
-            data = data or read_data(config, device)
+            data = data or read_run_data(run, config, device)
             run.check_data(data.identity())
             precision = choose_precisions(config, device)[0]
             teacher = load_teacher(folder, settings.teacher, target.name, data, device)
@@ -171,7 +173,7 @@ def load_teacher(folder: Path, name: str | None, student: str, data: Data, devic
     if name is None:
         return None
     names = [name, f"timm-{name}", f"timm-{name}-pretrained"]
-    files = [folder / "models" / one / "model.safetensors" for one in names if "/" not in one and one != student]
+    files = [folder / "models" / one / "model.safetensors" for one in names if NAME.fullmatch(one) and one != student]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise GreedyNASError(

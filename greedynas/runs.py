@@ -23,7 +23,9 @@ from torch import Tensor
 from greedynas import __version__, distributed, stopping
 from greedynas.cleaning import logger as logger
 from greedynas.config import Config, validated
+from greedynas.data import DataSettings
 from greedynas.errors import GreedyNASError
+from greedynas.fetching import Told, stored_settings
 from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
 from greedynas.yamlfiles import read_yaml
 
@@ -31,6 +33,7 @@ SCHEMA_VERSION = 1
 KEEP = 2  # checkpoints, unless it is said otherwise
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
+FREE |= {"data.root", "data.download"}  # where images lie does not count: `check_data` compares the images
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
@@ -50,6 +53,8 @@ class _Log(logging.FileHandler):
 
 class Run:
     """One run on disk. Opening it takes a lock that ends with the process, however that ends."""
+
+    named = Told()
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -101,13 +106,19 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, folder: Path) -> "Run":
-        """A run that exists."""
+    def open(cls, folder: Path, named: Told | None = None) -> "Run":
+        """A run that exists; `named` is what the command line says about its images."""
         read_run_config(folder)
-        return cls(folder) if distributed.is_first() else _Followed(folder)
+        run = cls(folder) if distributed.is_first() else _Followed(folder)
+        run.named = named or Told()
+        return run
 
     def config(self) -> Config:
         return read_config(self.folder)
+
+    def image_settings(self) -> DataSettings:
+        """Return how the images of this run are read, by its own settings and the command line."""
+        return stored_settings(self.config().data, self.named, self.folder)
 
     def close(self) -> None:
         logger.removeHandler(self._log)
@@ -268,7 +279,9 @@ def read_config(folder: Path) -> Config:
             f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas"
         )
     data.pop("versions", None)
-    return validated(data, f"{folder}/config.yaml")
+    config = validated(data, f"{folder}/config.yaml")
+    # A run directory may be somebody else's: it is the command line that allows downloads.
+    return config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
 
 
 def config_text(config: Config) -> str:

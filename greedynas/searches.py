@@ -23,6 +23,7 @@ from greedynas.config import Config, SearchSettings, changed_section, parse_assi
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
+from greedynas.fetching import Told
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
 from greedynas.latency import load_latency_table
@@ -32,7 +33,7 @@ from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.schedule import Schedule
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.space import Space, first_problem
-from greedynas.stages import choose_device, choose_precisions, read_data, supernet_of
+from greedynas.stages import choose_device, choose_precisions, read_run_data, supernet_of
 from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
@@ -134,10 +135,15 @@ def make_requests(
 
 
 def search_stage(
-    folder: Path, requests: list[Request], latency_table: Path | None, console: Console, data: Data | None = None
+    folder: Path,
+    requests: list[Request],
+    latency_table: Path | None,
+    console: Console,
+    data: Data | None = None,
+    named: Told | None = None,
 ) -> list[dict[str, Any]]:
     """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         config = run.config()
         net, state, data, precision = load_supernet(run, config, data)
         latency = None
@@ -179,7 +185,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
         )
     device = choose_device(config.device)
     engine.use(config.engine)
-    data = data or read_data(config, device)
+    data = data or read_run_data(run, config, device)
     run.check_data(data.identity())
     net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):

@@ -10,7 +10,7 @@ from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
 from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
-from greedynas.data import Data
+from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
@@ -72,8 +72,16 @@ def _settings_of(
     return config.model_copy(update={"asked": asked, "reasons": tuple(reasons)}), data
 
 
+def told_places(data: DataSettings, changes: dict[str, Any]) -> DataSettings:
+    """Return the settings of a run's images with the places that the command line names, and no others."""
+    places = {"root": changes.get("data.root"), "download": changes.get("data.download", False)}
+    places |= {"source": changes["data.source"]} if "data.source" in changes else {}
+    return DataSettings.model_validate({**data.model_dump(), **places})
+
+
 def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:
     config = read_run_config(folder)
+    config = config.model_copy(update={"data": told_places(config.data, asked.changes)})
     if config.asked != asked:
         before = "other settings" if config.asked is None else config.asked.told()
         raise GreedyNASError(f"{folder} was started with {before}, not {asked.told()}; name another --out")

@@ -84,6 +84,11 @@ def read_data(config: Config, device: torch.device) -> Data:
     )
 
 
+def read_run_data(run: Run, config: Config, device: torch.device) -> Data:
+    """Open the images of a run directory, which may be somebody else's: nothing is fetched that the command line did not name."""
+    return read_data(config.model_copy(update={"data": run.image_settings()}), device)
+
+
 def summary(state: TrainState) -> dict[str, Any]:
     return {
         "steps": state.step,

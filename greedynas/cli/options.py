@@ -30,6 +30,14 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="A network in DIR/models; the one last chosen if not given.")
 ]
 
+# Images of a run that exists
+NamedDataOption = Annotated[
+    str | None, typer.Option("--data", help="Its images, if they are elsewhere now or fetched by name.")
+]
+DataRootOption = Annotated[
+    str | None, typer.Option("--data-root", help="Where a data set by name is kept, if the run has data.root.")
+]
+
 # Budgets
 FlopsOption = Annotated[
     list[str] | None, typer.Option("--flops", help="At most so many multiply-adds: 330M. Several give a family.")

@@ -7,11 +7,13 @@ import typer
 
 from greedynas.cli.options import (
     DataOption,
+    DataRootOption,
     FlopsOption,
     JsonOption,
     LatencyOption,
     LatencyTableOption,
     ModelOption,
+    NamedDataOption,
     OutOption,
     ParamsOption,
     PresetArgument,
@@ -161,16 +163,19 @@ def search(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the search; the run's own if not given.")
     ] = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
+    from greedynas.fetching import Told
     from greedynas.searches import make_requests, report_searches, search_stage
 
     limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
     chosen = tuple(objectives.split(",")) if front else ()
     requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed)
     console = shown_console(as_json)
-    results = search_stage(run, requests, latency_table, console)
+    results = search_stage(run, requests, latency_table, console, named=Told(data, data_root))
     if as_json:
         print_json({"run": str(run), "searches": results})
     else:
@@ -200,10 +205,13 @@ def retrain(
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the found network (or another one) from scratch, and test it."""
     from greedynas.config import changed_section, parse_assignments
+    from greedynas.fetching import Told
     from greedynas.retraining import report_retraining, retrain_stage
     from greedynas.runs import read_run_config
 
@@ -213,7 +221,15 @@ def retrain(
     chosen = changed_section(read_run_config(run), "retrain", changes)
     console = shown_console(as_json)
     result = retrain_stage(
-        run, console, settings=chosen, model=model, arch=arch, name=name, pretrained=pretrained, seed=seed
+        run,
+        console,
+        settings=chosen,
+        model=model,
+        arch=arch,
+        name=name,
+        pretrained=pretrained,
+        seed=seed,
+        named=Told(data, data_root),
     )
     if as_json:
         print_json({"run": str(run), **result})
@@ -229,14 +245,17 @@ def export(
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="onnx or safetensors; both if not given.")
     ] = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the trained network for other tools: ONNX in three precisions, safetensors with a card."""
     from greedynas.distributed import on_first
     from greedynas.export import export_stage, report_export
+    from greedynas.fetching import Told
 
     console = shown_console(as_json)
-    asked = {"model": model, "formats": formats or ("onnx", "safetensors")}
+    asked = {"model": model, "formats": formats or ("onnx", "safetensors"), "named": Told(data, data_root)}
     result = on_first(lambda: export_stage(run, console, **asked))  # type: ignore[arg-type]
     if as_json:
         print_json({"run": str(run), **result})

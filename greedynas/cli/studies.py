@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from greedynas.cli.options import DataOption, JsonOption, RunArgument, SetOption, app, print_json, shown_console
+from greedynas.cli.options import (
+    DataOption,
+    DataRootOption,
+    JsonOption,
+    NamedDataOption,
+    RunArgument,
+    SetOption,
+    app,
+    print_json,
+    shown_console,
+)
 from greedynas.terminal import say
 
 study_app = typer.Typer(rich_markup_mode="rich")
@@ -122,9 +132,12 @@ def ranking(
         Path | None, typer.Option("--out", help="The study's folder; DIR/studies/ranking if not given.")
     ] = None,
     jobs: JobsOption = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Table 3 and Figure 3: do few validation images rank paths as all of them do?"""
+    from greedynas.fetching import Told
     from greedynas.studies.ranking import RankingOptions, study_ranking
 
     options = RankingOptions(
@@ -134,6 +147,7 @@ def ranking(
         images=tuple(sorted(set(images or ()))),
         draws=draws,
         jobs=jobs,
+        named=Told(data, data_root),
     )
     result = study_ranking(run, out or run / "studies" / "ranking", options, shown_console(as_json))
     if as_json:
