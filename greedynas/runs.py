@@ -83,6 +83,7 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config) -> "Run":
         """A new run, or the same one again: other settings in a directory that has a run are refused with a list."""
+        _refuse_other_ranks(folder, config)
         if not distributed.is_first():
             return _Followed(folder)
         ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
@@ -108,7 +109,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path, named: Told | None = None) -> "Run":
         """A run that exists; `named` is what the command line says about its images."""
-        read_run_config(folder)
+        _refuse_other_ranks(folder, read_run_config(folder))
         run = cls(folder) if distributed.is_first() else _Followed(folder)
         run.named = named or Told()
         return run
@@ -231,6 +232,12 @@ class Checkpoints:
         return None
 
 
+def _refuse_other_ranks(folder: Path, config: Config) -> None:
+    """All ranks of a run must have the same directory and the same settings."""
+    facts = {"run directory": str(folder.absolute()), **flattened(config)}
+    distributed.refuse_difference(facts, f"give every machine the same files, and the same {folder}")
+
+
 def step_of(file: Path) -> int:
     return int(file.name.split("-")[1])
 
@@ -320,6 +327,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     before, after = dict(_flatten(old)), dict(_flatten(new))
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed}
+
+
+def flattened(config: Config) -> dict[str, Any]:
+    """Return the settings by their dotted names."""
+    return dict(_flatten(config.model_dump(mode="json")))
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
-from greedynas.runs import read_run_config
+from greedynas.runs import flattened, read_run_config
 from greedynas.stages import choose_device, read_data
 
 EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
@@ -35,6 +35,9 @@ def settings_of(
     chosen = partial(_settings_of, preset, changes, folder, console, budgets, hours)
     if distributed.size() == 1:
         return chosen()
+    if preset != AUTO and hours is None:
+        mine = load_config(preset, changes)  # every rank has its own file
+        distributed.refuse_difference(flattened(mine), f"give every machine the same {preset}")
     return Config.model_validate(distributed.on_first(lambda: chosen()[0].model_dump(mode="json"))), None
 
 

@@ -230,9 +230,15 @@ def _ranks() -> AbstractContextManager[None]:
     if "WORLD_SIZE" not in os.environ:
         return nullcontext()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of every connection that ends
+    import shlex
+
+    import torch
+
+    from greedynas import __version__
     from greedynas.distributed import ranks
 
-    return ranks()
+    versions = {"version of greedynas": __version__, "version of PyTorch": torch.__version__}
+    return ranks({**versions, "command": shlex.join(sys.argv[1:])})
 
 
 def _show_warnings() -> None:
