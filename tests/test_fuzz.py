@@ -267,6 +267,25 @@ def test_a_json_file_that_is_too_large_is_not_read(tmp_path):
         read_json(file)
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "metrics.jsonl",
+        "supernet/pool.json",
+        "arch.json",
+        f"searches/{NAME}/search.json",
+        *(f"models/{NAME}/{name}" for name in ("arch.json", "test.json", "export.json", "top.json", "metrics.jsonl")),
+    ],
+)
+def test_the_report_reads_no_file_that_is_too_large(base, greedynas, tmp_path, place):
+    run = shutil.copytree(base, tmp_path / "run")
+    with (run / place).open("wb") as handle:
+        handle.truncate(MAX_JSON + 1)
+    code, _, told = greedynas("report", run)
+    assert (code, told.count("\n")) == (2, 1), told
+    assert f"{run / place} cannot be read: it is larger than 100,000,000 bytes" in told
+
+
 def test_forged_weights_take_no_more_memory_than_their_file(base, tmp_path):
     """A card that asks for gigabytes in a file of a kilobyte."""
     import resource

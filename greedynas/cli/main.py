@@ -208,7 +208,7 @@ def _run() -> NoReturn:
     _show_warnings()
     try:
         with signals_caught(), _ranks():
-            code = app(standalone_mode=False)
+            code = _call_app()
     except GreedyNASError as error:
         _fail(str(error))
     except UsageError as error:
@@ -223,6 +223,21 @@ def _run() -> NoReturn:
     except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
         _fail(_told(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _call_app() -> object:
+    """Run the verb. What PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
+    try:
+        return app(standalone_mode=False)
+    except RuntimeError as error:
+        if "DataLoader worker" in str(error):
+            raise GreedyNASError(
+                f"a process that reads images has ended ({str(error).partition(chr(10))[0]:.200}): where memory is short, lower "
+                "data.workers or data.memory_gb; what is saved is kept, and the same command goes on from there"
+            ) from None
+        if "can't allocate memory" in str(error):  # PyTorch on a CPU
+            raise MemoryError from None
+        raise
 
 
 def _ranks() -> AbstractContextManager[None]:
