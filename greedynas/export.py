@@ -20,9 +20,10 @@ from greedynas.architectures import read_arch
 from greedynas.data import Data, ImageSet, open_data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.fetching import Told
-from greedynas.files import read_json, write_atomically, write_json
+from greedynas.files import write_atomically, write_json
 from greedynas.onnxchecks import check_onnx, open_session
 from greedynas.onnxfiles import make_onnx, onnx_runner, run_session, to_fp16, to_int8
+from greedynas.reporting.records import Exported, read_record
 from greedynas.runs import NAME, Run, logger
 from greedynas.streams import stream
 from greedynas.timing import cpu_name, quietest, take_turns
@@ -255,7 +256,7 @@ def _here() -> dict[str, str]:
 def _finished(home: Path, digest: str) -> dict[str, Any] | None:
     """An earlier export of the same weights, if all that it says is still there; what it left out elsewhere may work here."""
     try:
-        result = read_json(home / RECORD)
+        result = read_record(home / RECORD, Exported)
         ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
         if not ours or not {entry["file"] for entry in result["files"]} <= {WEIGHTS, *ONNX.values()}:
             return None  # of other weights, or not written by us

@@ -1,5 +1,6 @@
 """Files that are either the old or the new version after a crash, never half of one; and records that can be cut back."""
 
+import errno
 import json
 import os
 import zipfile
@@ -83,6 +84,9 @@ def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of disks that do this by themselves
+            raise OSError(error.errno, error.strerror or str(error), str(folder)) from None
     finally:
         os.close(handle)
 

@@ -20,7 +20,7 @@ from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.reporting.report import report_stage
-from greedynas.retraining import report_retraining, retrain_stage
+from greedynas.retraining import find_teacher, report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage
 from greedynas.space import Space
@@ -52,6 +52,8 @@ def run_job(
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
+    if config.retrain.teacher is not None:
+        find_teacher(folder, config.retrain.teacher)
     distributed.on_first(lambda: show_plan(config, folder, data, device, budgets, console))
     report_training(train_stage(config, folder, console, data, show_plan=False), console)
     if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:

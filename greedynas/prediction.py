@@ -107,6 +107,10 @@ def _predictions(
 
 
 def _likeliest(logits: Tensor, card: Card, top: int) -> Iterator[tuple[tuple[str, float], ...]]:
+    if not logits.isfinite().all():
+        raise GreedyNASError(
+            f"the outputs of {card.name!r} are not all finite numbers: its weights are damaged, or overflow"
+        )
     probabilities, classes = logits.float().softmax(1).topk(top, dim=1)
     for row, names in zip(probabilities.tolist(), classes.tolist(), strict=True):
         yield tuple((card.class_names[name], probability) for name, probability in zip(names, row, strict=True))

@@ -172,14 +172,7 @@ def load_teacher(folder: Path, name: str | None, student: str, data: Data, devic
     """A network that was trained in this run, by its name in models/ or in timm."""
     if name is None:
         return None
-    names = [name, f"timm-{name}", f"timm-{name}-pretrained"]
-    files = [folder / "models" / one / "model.safetensors" for one in names if NAME.fullmatch(one) and one != student]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise GreedyNASError(
-            f"the teacher {name!r} is not trained in this run; first: greedynas retrain {folder} --arch timm:{name}"
-        )
-    teacher, card = load_network(file)
+    teacher, card = load_network(find_teacher(folder, name, student))
     view = data.train.view
     if list(card.class_names) != data.class_names or (card.image_size, card.image_channels) != (
         view.size,
@@ -187,6 +180,18 @@ def load_teacher(folder: Path, name: str | None, student: str, data: Data, devic
     ):
         raise GreedyNASError(f"the teacher {name!r} was trained for other classes or other images than this run has")
     return teacher.to(device, memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
+
+
+def find_teacher(folder: Path, name: str, student: str | None = None) -> Path:
+    """Return the weights of a network of this run, other than the student's, by its name in models/ or in timm."""
+    names = [name, f"timm-{name}", f"timm-{name}-pretrained"]
+    files = [folder / "models" / one / "model.safetensors" for one in names if NAME.fullmatch(one) and one != student]
+    for file in files:
+        if file.is_file():
+            return file
+    raise GreedyNASError(
+        f"the teacher {name!r} is not trained in this run; first: greedynas retrain {folder} --arch timm:{name}"
+    )
 
 
 # What is asked for

@@ -1,18 +1,16 @@
 """The run directory: configuration, log, metrics, checkpoints. Nothing in it is executed when it is loaded."""
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
 import re
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import yaml
@@ -27,6 +25,7 @@ from greedynas.data import DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.fetching import Told, stored_settings
 from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
+from greedynas.locks import Lock
 from greedynas.yamlfiles import read_yaml
 
 SCHEMA_VERSION = 1
@@ -38,10 +37,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
-
-# A lock lasts as long as any process has its file open: workers that outlive a killed parent must not keep it.
-_locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock.close() for lock in tuple(_locks)])
 
 
 class _Log(logging.FileHandler):
@@ -62,20 +57,12 @@ class Run:
         self.metrics = folder / "metrics.jsonl"
         self._saved = Checkpoints(self.supernet)
         refuse_links(folder)
+        self._lock = Lock(folder)
         try:
-            self._lock = (folder / ".lock").open("a")
             self._log = _Log(folder / "log.txt", encoding="utf-8")
         except OSError as error:
-            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
             self._lock.close()
-            self._log.close()
-            if isinstance(error, BlockingIOError):
-                raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
-            raise GreedyNASError(f"cannot lock {folder}: {error.strerror}; use a disk that has file locks") from None
-        _locks.add(self._lock)
+            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
         logger.setLevel(logging.INFO)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(self._log)

@@ -178,7 +178,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
         raise GreedyNASError(f"{run.folder} has no supernet yet; train one with greedynas train")
     tensors, saved = checkpoint
     with fitting(run.supernet):
-        state = TrainState.from_json(saved)
+        state = TrainState.from_json(saved, config.space)
     if state.stopped is None:
         raise GreedyNASError(
             f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"

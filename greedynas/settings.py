@@ -9,7 +9,7 @@ from rich.console import Console
 from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
-from greedynas.config import Asked, Config, changed_section, load_config, resolve_key
+from greedynas.config import Asked, Config, changed_section, load_config, resolved
 from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
@@ -49,7 +49,7 @@ def _settings_of(
     budgets: list[Budget] | None,
     hours: float | None,
 ) -> tuple[Config, Data | None]:
-    changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
+    changes = resolved(changes, "train")
     if preset != AUTO and hours is None:
         return load_config(preset, changes), None
     fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}

@@ -296,7 +296,7 @@ def _seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) -
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return max(statistics.median(times[1:]), 1e-9)  # a clock may stand still
 
 
 def save_all(run: Run, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -415,16 +415,21 @@ SAVED = {"pool": {"size": 2, "updates": 1, "entries": [[[0, 1], 0.5, 1]]}, "step
          "metrics_length": 0, "seconds": 0.0, "measured_ratio": None}  # fmt: skip
 
 
+TWO_LAYERS = Space(
+    name="x", ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=8)], stages=[Stage(channels=8, repeat=2)]
+)
+
+
 def test_the_state_of_a_checkpoint_is_known_in_full():
     assert SAVED.keys() == STATE.keys()
-    assert TrainState.from_json(json.loads(json.dumps(SAVED))).to_json()["step"] == 1
+    assert TrainState.from_json(json.loads(json.dumps(SAVED)), TWO_LAYERS).to_json()["step"] == 1
 
 
 @given(changed(SAVED) | values)
 def test_states(value):
     def restore():
         with fitting(Path("run")):
-            return TrainState.from_json(value)
+            return TrainState.from_json(value, TWO_LAYERS)
 
     found = only_refused(restore)
     assert found is None or found.step >= 0

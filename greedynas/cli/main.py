@@ -227,6 +227,8 @@ def _run() -> NoReturn:
 
 def _call_app() -> object:
     """Run the verb. What PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
+    if not Path(__file__).is_file():  # spaces, presets and the sample are files beside this one
+        raise GreedyNASError("greedynas cannot be used from inside of a zip file or a wheel: install that with pip")
     try:
         return app(standalone_mode=False)
     except RuntimeError as error:

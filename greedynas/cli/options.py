@@ -1,6 +1,7 @@
 """What the verbs of the command line share: the application, options that mean the same everywhere, ways of printing."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,16 @@ def say_next(console: Console, command: str) -> None:
 
 def print_json(facts: dict[str, object]) -> None:
     if _speaks():
-        say(json.dumps(facts, indent=2), lines=True)
+        say(json.dumps(_finite(facts), indent=2, allow_nan=False), lines=True)
+
+
+def _finite(value: object) -> object:
+    """Return the value with null for numbers that are not finite: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _speaks() -> bool:

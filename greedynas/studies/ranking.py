@@ -22,7 +22,7 @@ from greedynas.runs import read_run_config, refuse_links, step_of
 from greedynas.schedule import epochs_within
 from greedynas.space import Space
 from greedynas.stages import choose_device
-from greedynas.state import TrainState
+from greedynas.state import TrainState, fitting
 from greedynas.streams import stream
 from greedynas.studies.correlations import enough_paths, rank_correlations
 from greedynas.studies.ranking_results import ranking_study
@@ -109,7 +109,8 @@ def _uniform_run(
     if not options.train_uniform or config.train.sampler == "uniform":
         return None
     assert own[-1].file is not None
-    state = TrainState.from_json(whole_checkpoint(own[-1].file)[1])
+    with fitting(own[-1].file):
+        state = TrainState.from_json(whole_checkpoint(own[-1].file)[1], config.space)
     rival = changed(config.model_dump(mode="json"), {"train.sampler": "uniform"}, str(folder))
     settings = {
         "folder": str(out / "parts" / "train-uniform"),
