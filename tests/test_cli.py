@@ -380,3 +380,31 @@ def test_the_wheel_works_elsewhere(tmp_path):
 def test_describe_does_not_wait_for_torch():
     code = "import sys, greedynas.cli.main, greedynas.describe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_lost_process_that_reads_images_is_one_line(greedynas, photos, tmp_path, monkeypatch):
+    """As the system ends one where memory is short: after a while, and without a word."""
+    import os
+    import signal
+
+    from greedynas import imagesets
+
+    parent, read, count = os.getpid(), imagesets._read, []
+
+    def killed(*arguments):
+        count.append(1)
+        if os.getpid() != parent and len(count) > 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(*arguments)
+
+    monkeypatch.setattr(imagesets, "_read", killed)
+    settings = {
+        "space": tiny_space(repeat=1).model_dump(mode="json"),
+        "data": {"source": str(photos), "test_images": 6, "val_images": 12, "workers": 1, "memory_gb": 0},
+        "train": {**SETTINGS, "max_epochs": 20, "checkpoint_steps": 2},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    code, _, told = greedynas("train", tmp_path / "tiny.yaml", "--out", tmp_path / "run")
+    assert (code, told.count("\n")) == (2, 1), told
+    assert told.startswith("error: a process that reads images has ended (DataLoader worker")
+    assert "the same command goes on from there" in told

@@ -32,6 +32,7 @@ from safetensors.torch import save
 from greedynas import load_space
 from greedynas.cli import main as cli
 from greedynas.trained import KEY, read_card
+from tests import hostile_onnx
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
 from tests.pictures import paint
 from tests.test_latency import made_up
@@ -266,7 +267,9 @@ def onnx_files(card: str) -> dict[str, bytes]:
     entry = outside.external_data.add()
     entry.key, entry.value = "location", "/etc/passwd"
     loop = helper.make_node("Loop", ["", "", "images"], ["logits"], body=helper.make_graph([], "b", [], []))
+    greedy = {**hostile_onnx.MEMORY, **hostile_onnx.FAILURES}
     return {
+        **{f"hidden-{name}.onnx": make(card) for name, make in greedy.items()},
         "no-card.onnx": model([pool], card=None),
         "own-operator.onnx": model([helper.make_node("Run", ["images"], ["logits"], domain="evil")], domain="evil"),
         "external.onnx": model([pool], initializers=[outside]),
