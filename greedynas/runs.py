@@ -25,7 +25,7 @@ from greedynas.config import Config, validated
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError
 from greedynas.files import TEMPORARY, read_json, write_atomically
-from greedynas.manifest import read_manifest, refuse_other_identity, write_manifest
+from greedynas.manifest import read_manifest, refuse_other_identity, times_changed, write_manifest
 from greedynas.reading import names_a_folder
 from greedynas.yamlfiles import read_yaml
 
@@ -134,7 +134,7 @@ class Run:
             self._check_labels(data)
         else:
             refuse_other_identity(kept, data.manifest, self.folder)
-        if kept is None or (kept.sizes, kept.times) != (data.manifest.sizes, data.manifest.times):
+        if kept is None or times_changed(kept, data.manifest):
             write_manifest(self.folder, data.manifest)
 
     def _check_labels(self, data: Data) -> None:
