@@ -26,7 +26,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.fetching import Told, stored_settings
 from greedynas.files import TEMPORARY, read_json, write_atomically
 from greedynas.locks import Lock
-from greedynas.manifest import read_manifest, refuse_other_identity, write_manifest
+from greedynas.manifest import read_manifest, refuse_other_identity, times_changed, write_manifest
 from greedynas.reading import names_a_folder
 from greedynas.yamlfiles import read_yaml
 
@@ -130,7 +130,7 @@ class Run:
             self._check_labels(data)
         else:
             refuse_other_identity(kept, data.manifest, self.folder)
-        if kept is None or (kept.sizes, kept.times) != (data.manifest.sizes, data.manifest.times):
+        if kept is None or times_changed(kept, data.manifest):
             write_manifest(self.folder, data.manifest)
 
     def _check_labels(self, data: Data) -> None:

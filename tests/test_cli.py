@@ -321,11 +321,14 @@ def test_directories_of_others_are_left_alone(greedynas, tiny, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "in use by another greedynas process" in err
     assert content(run) == before
-    photos = content(tmp_path / "photos")
-    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "photos")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is not empty and not a greedynas run" in err
-    assert content(tmp_path / "photos") == photos
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("precious")
+    for folder, told in (("photos", "lies inside of --data"), ("other", "is not empty and not a greedynas run")):
+        before = content(tmp_path / folder)
+        code, out, err = greedynas("train", *tiny, "--out", tmp_path / folder)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+        assert content(tmp_path / folder) == before
     code, out, err = greedynas("train", *tiny, "--out", tiny[0])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "cannot write to" in err
