@@ -48,9 +48,12 @@ wheel: $(INSTALLED)
 clean:
 	rm -rf $(VENV) $(VENV_MIN) dist
 
-$(INSTALLED): pyproject.toml
+# The newest versions that were tested. CONSTRAINTS=/dev/null installs whatever is newest today.
+CONSTRAINTS ?= constraints.txt
+
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 $(INSTALLED_MIN): pyproject.toml requirements-min.txt

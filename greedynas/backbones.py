@@ -17,6 +17,7 @@ from timm.models import build_model_with_cfg, is_model, register_model  # type: 
 from torch import Tensor, nn
 
 from greedynas.errors import GreedyNASError
+from greedynas.files import read_bytes
 from greedynas.images import normalisation
 from greedynas.known import known_networks, resolve
 from greedynas.network import Network, build_network, feature_info
@@ -122,7 +123,7 @@ def _find(arch: Any, space: str | Space | None) -> tuple[Space, OpPath, dict[str
     if file.suffix != ".json":
         raise GreedyNASError(f"{file} is neither a model.safetensors nor an arch.json")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(file).decode("utf-8"))
         if "class_names" in found:  # the card beside a model.safetensors
             return _of_card(parse_card(json.dumps(found), file), {})
         path = found.get("canonical_path", found.get("path"))  # networks are retrained by their canonical path

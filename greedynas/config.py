@@ -4,19 +4,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from greedynas.data import DataSettings
 from greedynas.errors import GreedyNASError, unknown
+from greedynas.fetching import Told, stored_settings
 from greedynas.space import Space, first_problem, load_space
-from greedynas.yamlfiles import read_yaml
+from greedynas.yamlfiles import parse_value, read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
 EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, le=1e30)]  # what float32 can hold, with room for products
+Positive = Annotated[float, Field(gt=0, le=1e30)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=10**9)]  # images: statistics of one alone are no statistics
 
@@ -40,7 +42,7 @@ class TrainSettings(BaseModel):
     # Candidate pool
     pool_size: Count = 1000
     epsilon: Fraction = 0.8  # probability of sampling from the pool at the end; 0 when warm-up ends, linear in between
-    warmup: Annotated[int | float, Field(ge=0)] = (
+    warmup: Annotated[int | float, Field(ge=0, le=10**12)] = (
         10_000  # steps of uniform sampling first (an int), or a share of all (a float)
     )
     alpha: Fraction = 0.08  # stop at the end of the epoch in which no more than this share of the pool is new
@@ -51,16 +53,16 @@ class TrainSettings(BaseModel):
     # Optimization
     max_epochs: Count = 60
     batch_size: AtLeastTwo = 1024
-    lr: Annotated[float, Field(gt=0, le=1e30)] = 0.12  # cosine decay over max_epochs,
+    lr: Positive = 0.12  # cosine decay over max_epochs,
     lr_end: Fraction = 0.0  # down to this share of it; 1: a constant rate
     lr_warmup: Fraction = 0.0  # share of the steps in which the rate rises to that, linearly from near 0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 4e-5  # not on BatchNorm and biases,
+    weight_decay: Amount = 4e-5  # not on BatchNorm and biases,
     decay_all: bool = False  # unless this is on
     zero_residuals: bool = False  # blocks with a residual start as identities
     split_after_identity: bool = False  # a layer has other weights behind an identity
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    clip_grad: Positive | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
     # Supernets on which a search evaluates every path, to average
@@ -68,7 +70,7 @@ class TrainSettings(BaseModel):
     snapshots: Count = 1  # of each of them: the last, the others evenly since the end of its warm-up
     # Bookkeeping
     log_every: Count = 20  # steps
-    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_minutes: Positive = 5.0
     checkpoint_steps: Count | None = None  # besides: every so many steps
     keep_checkpoints: AtLeastTwo = 2  # the newest ones; `study ranking` looks at all that are there
 
@@ -114,35 +116,35 @@ class RetrainSettings(BaseModel):
     recipe: Literal["sgd", "rmsprop"] = "sgd"
     epochs: Count | None = None
     batch_size: AtLeastTwo | None = None
-    lr: Annotated[float, Field(gt=0, le=1e30)] | None = None  # at the recipe's batch size; it follows the real one
+    lr: Positive | None = None  # at the recipe's batch size; it follows the real one
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None  # not on BatchNorm and biases
+    weight_decay: Amount | None = None  # not on BatchNorm and biases
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] | None = None  # decay of the averaged weights; 0: off
-    warmup_epochs: Annotated[float, Field(ge=0)] | None = None  # at most a fifth of all epochs
-    clip_grad: Annotated[float, Field(gt=0)] | None = None  # largest norm of the gradient
+    warmup_epochs: Amount | None = None  # at most a fifth of all epochs
+    clip_grad: Positive | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
     # rmsprop alone
-    eps: Annotated[float, Field(gt=0)] | None = None
+    eps: Positive | None = None
     decay_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # the learning rate times this,
-    decay_epochs: Annotated[float, Field(gt=0)] | None = None  # every so many epochs
+    decay_epochs: Positive | None = None  # every so many epochs
     # Augmentation, besides the crops and flips of `data`
     randaugment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
-    mixup: Annotated[float, Field(ge=0)] = 0.0
-    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0  # both parameters of its Beta distribution
+    cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
     erasing: Fraction = 0.0  # probability of timm's random erasing
     # Where the weights start from, and what they learn from besides the labels
     inherit: bool = False  # start from the supernet's weights
     teacher: str | None = None  # a timm model that was trained in this run: distillation
     teacher_weight: Fraction = 0.5  # of its part of the loss
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     # The N best found networks get a short training; the best on validation images gets the long one
     top: Annotated[int, Field(ge=1, le=1000)] = 1
     top_epochs: Count | None = None  # None: a tenth of the epochs
     # Bookkeeping
     log_every: Count = 20  # steps
-    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_minutes: Positive = 5.0
     checkpoint_steps: Count | None = None  # besides: every so many steps
 
 
@@ -242,14 +244,24 @@ def load_config(source: str | Path, changes: dict[str, Any] | None = None, secti
         data = read_yaml(Path(source), "config file")
     else:
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
-    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other
+    of_a_run = "schema_version" in data
+    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other,
         data.pop(key, None)
-    return changed({"name": Path(source).stem, **data}, changes or {}, str(source), section)
+    changes = changes or {}
+    config = changed({"name": Path(source).stem, **data}, changes, str(source), section)
+    return _of_a_run(config, changes, str(source), section) if of_a_run else config
+
+
+def _of_a_run(config: Config, changes: dict[str, Any], source: str, section: str) -> Config:
+    """Return the settings of a run, but that nothing is fetched which the changes do not ask for: it may be somebody else's."""
+    places = resolved(changes, section)
+    told = Told(places.get("data.source"), places.get("data.root"), bool(places.get("data.download")))
+    return config.model_copy(update={"data": stored_settings(config.data, told, source)})
 
 
 def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section: str = "train") -> Config:
     """The settings of a config file with changes by (dotted) key. Another sampler brings along what suits it."""
-    places = {tuple(resolve_key(key, section)): value for key, value in changes.items()}
+    places = {tuple(key.split(".")): value for key, value in resolved(changes, section).items()}
     sampler = places.get(("train", "sampler"))
     if sampler is not None:
         data = {**data, "train": suiting(data, sampler)}
@@ -299,15 +311,17 @@ def validated(data: dict[str, Any], source: str) -> Config:
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     """`["lr=0.1", "data.flip=false"]` -> values by key, read as YAML."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise GreedyNASError(f"--set takes key=value, got {assignment!r}")
         try:
-            changes[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise GreedyNASError(f"--set {key.strip()}: cannot read the value {text!r}") from None
+            value = parse_value(text)
+        except ValueError as error:
+            raise GreedyNASError(f"--set {key.strip()}: cannot read the value {text!r:.100} ({error!s:.200})") from None
+        if repr(changes.setdefault(key.strip(), value)) != repr(value):  # not a number is not equal to itself
+            raise GreedyNASError(f"--set {key.strip()} is given twice: {changes[key.strip()]!r:.60} and {value!r:.60}")
     return changes
 
 
@@ -331,6 +345,16 @@ def resolve_key(key: str, section: str) -> list[str]:
     if candidates:
         raise GreedyNASError(f"setting {key!r} is ambiguous: {' or '.join(candidates)}")
     raise GreedyNASError(_unknown_setting(key))
+
+
+def resolved(changes: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return changes by the full names of their settings; two names of one setting must not say different things."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        name = ".".join(resolve_key(key, section))
+        if repr(found.setdefault(name, value)) != repr(value):
+            raise GreedyNASError(f"{name} is set twice: {found[name]!r:.60} and {value!r:.60}")
+    return found
 
 
 def _unknown_setting(key: str) -> str:

@@ -130,7 +130,8 @@ class Data:
 
     def caveats(self) -> dict[str, Any]:
         """Return what belongs beside an accuracy on the test set: copies of training images in it, classes it lacks."""
-        present = set(self.test().labels.tolist())
+        test = self.test() if self._test is None else self._test
+        present = set(test.labels.tolist())
         absent = [name for label, name in enumerate(self.class_names) if label not in present]
         return caveats(self._copies, absent)
 

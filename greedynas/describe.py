@@ -131,9 +131,8 @@ def show_catalogue(console: Console) -> None:
         costs = load_space(known.space).costs([known.path])
         networks.add_row(known.name, known.space, f"{costs.macs[0]:,}", f"{costs.params[0]:,}")
     console.print(spaces, networks)
-    console.print(
-        "Next: [bold]greedynas describe --space mobilenet[/] or [bold]greedynas describe --path greedynas-a[/]"
-    )
+    commands = (Text(f"greedynas describe {what}", "bold") for what in ("--space mobilenet", "--path greedynas-a"))
+    console.print("Next:", next(commands), "or", next(commands))
 
 
 def catalogue_facts() -> dict[str, Any]:
@@ -219,12 +218,13 @@ def show_table(latency: LatencyTable, space: Space, file: str, console: Console)
     """A latency table, one column for neighbouring layers that are alike, and what it says of the space."""
     facts = table_facts(latency, space)
     table = Table(title=Text(f"Latency of the blocks of {space.name}, ms"), title_justify="left")
-    table.add_column("layers\ninput\nwidth")
+    table.add_column(Group("layers", "input", "width"))
     columns = _alike(latency)
     for first, last in columns:
         row = latency.layers[first]
         numbers = f"{first}" if first == last else f"{first}–{last}"
-        table.add_column(f"{numbers}\n{row.in_size}²×{row.in_channels}\n{row.out_channels}", justify="right")
+        header = Group(numbers, f"{row.in_size}²×{row.in_channels}", str(row.out_channels))
+        table.add_column(header, justify="right")
     for op in dict.fromkeys(op for row in latency.layers for op in row.ops):
         rows = [latency.layers[first].ops for first, _ in columns]
         table.add_row(_op(op), *(_entry(row[op]) if op in row else "" for row in rows))

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,14 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greedynas.errors import GreedyNASError
+from greedynas.meeting import Place, find_place, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(days=7)  # with which ranks wait for a decision: rank 0 may have hours of work of its own
-MEETING = 600.0  # seconds until all ranks must be there
 LOOK = 0.25  # seconds between two looks for a failure
 GRACE = 3.0  # seconds in which a rank may end by itself after another one has failed
 FAILURE, TOLD = "failure", "told"  # keys of the store
@@ -145,6 +143,18 @@ def refuse_disagreement(what: str, value: Any) -> None:
         raise GreedyNASError(f"the ranks of this run do not see the same {what}: give every machine the same files")
 
 
+def refuse_difference(facts: dict[str, Any], advice: str) -> None:
+    """Refuse ranks that differ from rank 0 in one of these facts, and name the first that does."""
+    first, *others = gather_words(facts)
+    for number, theirs in enumerate(others, 1):
+        for name in {**first, **theirs}:
+            if theirs.get(name) != first.get(name):
+                raise GreedyNASError(
+                    f"rank {number} has another {name} than rank 0: {theirs.get(name)!s:.300} there, "
+                    f"{first.get(name)!s:.300} here; {advice}"
+                )
+
+
 def broadcast_tensors(tensors: "dict[str, Tensor] | None") -> "dict[str, Tensor]":
     """Rank 0's tensors by name, on the CPU of every rank."""
     if _group is None:
@@ -193,20 +203,25 @@ def refuse_small_batch(images: int, setting: str) -> None:
 
 
 @contextmanager
-def ranks() -> Iterator[None]:
-    """Inside, this process is one of those that torchrun started, if it did. Whichever fails first ends all of them."""
-    if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
+def ranks(started: dict[str, str] | None = None) -> Iterator[None]:
+    """Inside, this process is one of those that torchrun started, if it did. Whichever fails first ends all of them.
+
+    `started` says how this rank was started; it must be the same for all.
+    """
+    place = find_place()
+    if place is None:
         yield
         return
     import torch.distributed as dist
 
     global _group, _processes
-    _group = group = _join()
+    _group = group = _join(place)
     _processes = group.size
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(group, ended), daemon=True)
     watch.start()
     try:
+        refuse_difference(started or {}, "start all ranks with the same command")
         yield
         barrier()  # nobody leaves while another one may still fail
     except Exception as error:
@@ -232,50 +247,23 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _join() -> Group:
+def _join(place: Place) -> Group:
     import torch
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
-    local = int(os.environ["LOCAL_RANK"])
     gpus = torch.cuda.device_count()
     if gpus:
-        torch.cuda.set_device(local % gpus)
+        torch.cuda.set_device(place.local_rank % gpus)
     try:
-        store, rank, size = next(iter(rendezvous("env://")))
-        store = dist.PrefixStore(_agreed_name(store, rank, size), store)  # type: ignore[attr-defined]
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=rank, world_size=size)
+        store = meet(place)
+        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
         words = dist.new_group(backend="gloo", timeout=PATIENCE)
+    except GreedyNASError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise GreedyNASError(f"the ranks cannot find each other: {str(error).partition(chr(10))[0]:.300}") from None
-    return Group(rank, size, local, int(os.environ["LOCAL_WORLD_SIZE"]), store, words)
-
-
-def _agreed_name(store: Any, rank: int, size: int) -> str:
-    """A name that this group alone has. torchrun's store outlives a group, and its count of restarts differs between machines:
-    what an earlier group has left in the store, such as addresses, must not be found again.
-
-    Rank 0 makes the name up. The others know it for new by its answer to a word of theirs that was never said before.
-    """
-    mine, until = uuid.uuid4().hex, time.monotonic() + MEETING
-    if rank > 0:
-        store.set(f"greedynas/hello/{rank}", mine)
-    while time.monotonic() < until:
-        if rank == 0:
-            heard = [f"greedynas/hello/{other}" for other in range(1, size)]
-            words = [store.get(key).decode() if store.check([key]) else "" for key in heard]
-            store.set("greedynas/welcome", json.dumps([mine, *words]))
-            if all(store.check([f"{mine}/{other}"]) for other in range(1, size)):
-                return mine
-        elif store.check(["greedynas/welcome"]):
-            name, *words = json.loads(store.get("greedynas/welcome"))
-            if mine in words:
-                store.set(f"{name}/{rank}", "")
-                return str(name)
-        time.sleep(0.05)
-    raise GreedyNASError(
-        f"rank {rank} of {size} has waited for the others for {MEETING:.0f} s; are all of them started?"
-    )
+    return Group(place.rank, place.size, place.local_rank, place.local_size, store, words)
 
 
 @contextmanager
@@ -318,6 +306,8 @@ def _first_cause(group: Group, error: Exception) -> BaseException:
 
 def _watch(group: Group, ended: threading.Event) -> None:
     """In a thread of its own: a rank that waits for another one would not notice that this has failed."""
+    from greedynas.terminal import complain
+
     while not ended.wait(LOOK):
         try:
             if not group.store.check([FAILURE]):
@@ -325,7 +315,7 @@ def _watch(group: Group, ended: threading.Event) -> None:
             first, told = json.loads(group.store.get(FAILURE))
             if ended.wait(GRACE):
                 return
-            print(f"error: rank {first} failed: {told}", file=sys.stderr, flush=True)
+            complain(f"error: rank {first} failed: {told}")
             group.store.add(TOLD, 1)
             time.sleep(2 * LOOK)  # without torchrun the store ends with rank 0, and who has failed still looks into it
         except RuntimeError:

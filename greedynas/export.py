@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
@@ -20,8 +19,11 @@ from torch import Tensor, nn
 from greedynas.architectures import read_arch
 from greedynas.data import Data, ImageSet, open_data
 from greedynas.errors import GreedyNASError, unknown
-from greedynas.files import read_json, write_atomically, write_json
-from greedynas.onnxfiles import check_onnx, make_onnx, onnx_runner, open_session, run_session, to_fp16, to_int8
+from greedynas.fetching import Told
+from greedynas.files import write_atomically, write_json
+from greedynas.onnxchecks import check_onnx, open_session
+from greedynas.onnxfiles import make_onnx, onnx_runner, run_session, to_fp16, to_int8
+from greedynas.reporting.records import Exported, read_record
 from greedynas.runs import NAME, Run, logger
 from greedynas.stages import refuse_moved
 from greedynas.streams import stream
@@ -51,6 +53,7 @@ def export_stage(
     model: str | None = None,
     formats: Sequence[str] = FORMATS,
     data: Data | None = None,
+    named: Told | None = None,
 ) -> dict[str, Any]:
     """Export a trained network of a run, the chosen one if none is named; returns what `export.json` holds."""
     for wanted in formats:
@@ -58,7 +61,7 @@ def export_stage(
             raise unknown("format", wanted, list(FORMATS))
     if model is None and folder.resolve().parent.name == "models" and not (folder / "config.yaml").exists():
         folder, model = folder.resolve().parents[1], folder.resolve().name
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         chosen = read_arch(folder)["model"] if (folder / "arch.json").exists() or model is None else ""
         name = model or chosen
         home = folder / "models" / name
@@ -92,7 +95,7 @@ def write_files(
     skipped: dict[str, str] = {}
     classifiers: dict[str, Classifier] = {}
     if "onnx" in formats:
-        with console.status(f"exporting {escape(card.name)} to ONNX"):
+        with console.status(f"exporting {card.name} to ONNX"):
             models["fp32"] = make_onnx(network, card)
             agrees = check_agreement(network, models["fp32"], data.train)
             converted, skipped = convert(models["fp32"], card, data.train)
@@ -105,7 +108,7 @@ def write_files(
     if "safetensors" in formats:
         write_json(home / CARD, card.model_dump(mode="json", exclude_none=True))
         classifiers[WEIGHTS] = _in_torch(network)
-    with console.status(f"measuring the files of {escape(card.name)}"):
+    with console.status(f"measuring the files of {card.name}"):
         test = data.test()
         top1 = accuracies(classifiers, test)
         latency = latencies(models, data.train)
@@ -232,8 +235,9 @@ def _batches(images: ImageSet, rows: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def _read_data(run: Run, card: Card) -> Data:
     config = run.config()
     size = {"image_size": card.image_size, "image_channels": card.image_channels}
-    refuse_moved(config.data.source, run.folder)
-    return open_data(config.data, **size, seed=config.seed, device=torch.device("cpu"), folder=run.folder)
+    settings = run.image_settings()
+    refuse_moved(settings.source, run.folder)
+    return open_data(settings, **size, seed=config.seed, device=torch.device("cpu"), folder=run.folder)
 
 
 def _check_data(data: Data, card: Card) -> None:
@@ -260,7 +264,7 @@ def _here() -> dict[str, str]:
 def _finished(home: Path, digest: str) -> dict[str, Any] | None:
     """An earlier export of the same weights, if all that it says is still there; what it left out elsewhere may work here."""
     try:
-        result = read_json(home / RECORD)
+        result = read_record(home / RECORD, Exported)
         ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
         if not ours or not {entry["file"] for entry in result["files"]} <= {WEIGHTS, *ONNX.values()}:
             return None  # of other weights, or not written by us

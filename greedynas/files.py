@@ -1,5 +1,6 @@
 """Files that are either the old or the new version after a crash, never half of one; and records that can be cut back."""
 
+import errno
 import json
 import os
 import zipfile
@@ -41,17 +42,25 @@ def write_json(file: Path, value: Any) -> None:
     write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
 
 
+def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
+    """Return the content of a JSON file, which may be somebody else's; one of more bytes than that is refused unread."""
+    try:
+        if file.stat().st_size > most:
+            raise GreedyNASError(f"{file} cannot be read: it is larger than {most:,} bytes")
+        return file.read_bytes()
+    except OSError as error:
+        raise GreedyNASError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """An object that was written by `write_json`; an empty one if there is no such file."""
     if not file.exists():
         return {}
     try:
-        if file.stat().st_size > MAX_JSON:
-            raise GreedyNASError(f"{file} cannot be read: it is larger than {MAX_JSON:,} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(file).decode("utf-8"))
     except GreedyNASError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise GreedyNASError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise GreedyNASError(f"{file} cannot be read: it holds no object")
@@ -75,6 +84,9 @@ def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of disks that do this by themselves
+            raise OSError(error.errno, error.strerror or str(error), str(folder)) from None
     finally:
         os.close(handle)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from greedynas import distributed
 from greedynas.budget import Budget, Limits, parse_limits, without_latency
@@ -19,7 +20,7 @@ from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.reporting.report import report_stage
-from greedynas.retraining import print_caveats, report_retraining, retrain_stage
+from greedynas.retraining import find_teacher, print_caveats, report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage
 from greedynas.space import Space
@@ -57,6 +58,8 @@ def run_job(
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
+    if config.retrain.teacher is not None:
+        find_teacher(folder, config.retrain.teacher)
     distributed.on_first(lambda: show_plan(config, folder, data, device, budgets, console, with_random))
     report_training(train_stage(config, folder, console, data, show_plan=False), console)
     if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:
@@ -141,7 +144,8 @@ def report_job(result: dict[str, Any], console: Console) -> None:
         withheld = model.get("test_withheld", False)
         found = "a network" if withheld else f"{model['test_top1']:.2%} top-1 on the test set"
         console.print(
-            f"[bold]Found:[/] {found} with {model['macs']:,} multiply-adds and {model['params']:,} parameters",
+            Text("Found:", "bold"),
+            f"{found} with {model['macs']:,} multiply-adds and {model['params']:,} parameters",
             highlight=False,
         )
         print_caveats(model, console)

@@ -7,7 +7,6 @@ uses it cannot be priced.
 
 import hashlib
 import json
-import logging
 import math
 import re
 from collections.abc import Mapping
@@ -19,14 +18,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from greedynas.cleaning import logger
 from greedynas.cost import CostTable
 from greedynas.errors import GreedyNASError
 from greedynas.files import write_json
 from greedynas.ops import out_size
 from greedynas.space import Layer, Space, first_problem
 from greedynas.yamlfiles import parse_yaml
-
-logger = logging.getLogger("greedynas")
 
 MAX_JSON_BYTES = 20_000_000
 MAX_MS = 600_000.0  # ten minutes for one block: a larger number is an error of units

@@ -118,6 +118,11 @@ def recall(kept: Manifest, splits: Splits) -> None:
         source.recall(rows[same], [kept.hashes[place].encode() for place in old[same]])
 
 
+def times_changed(kept: Manifest, now: Manifest) -> bool:
+    """Return whether files were read again because of their times: then the new ones are worth remembering."""
+    return any(old not in (0, new) for old, new in zip(kept.times, now.times, strict=True))
+
+
 def rows_of(kept: Manifest, splits: Splits) -> dict[str, Rows]:
     """Return the split that a run began with, for a data set that was found to be the same."""
     sources = splits.sources()
@@ -276,7 +281,7 @@ def _parsed(lines: Iterator[Any]) -> Manifest:
     held_out = {part: [_of(int, row) for row in rows] for part, rows in head["held_out"].items()}
     if not set(held_out) <= {"val", "test"} or min((row for rows in held_out.values() for row in rows), default=0) < 0:
         raise ValueError("held_out")
-    return Manifest(
+    found = Manifest(
         classes=tuple(_of(str, name) for name in head["classes"]),
         whole=_of(bool, head["whole"]),
         **{name: tuple(column) for name, column in columns.items()},
@@ -284,6 +289,9 @@ def _parsed(lines: Iterator[Any]) -> Manifest:
         held_out=held_out,
         skipped=tuple(_of(str, name) for name in head["skipped"]),
     )
+    if found.digest() != head["digest"]:
+        raise ValueError("its content does not fit its digest")
+    return found
 
 
 def _values(line: Any) -> list[Any]:

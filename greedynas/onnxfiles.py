@@ -1,12 +1,11 @@
-"""ONNX files: made of a network, cleaned, described, converted to lower precisions, read again, run in ONNX Runtime.
+"""ONNX files: made of a network, cleaned, described, converted to lower precisions, run in ONNX Runtime.
 
 A file uses the standard operators alone, and its metadata says how images become its input (`preprocessing`, and the whole
-card). Reading one executes nothing but those operators: no custom domains, no control flow, no data in other files.
+card). `onnxchecks` says what a file may contain, `sandbox` runs one that may be somebody else's.
 """
 
 import json
 import logging
-import math
 import tempfile
 import time
 import warnings
@@ -22,17 +21,13 @@ from torch import Tensor, nn
 
 from greedynas import stopping
 from greedynas.errors import GreedyNASError
-from greedynas.trained import KEY, Card, parse_card
+from greedynas.onnxchecks import INPUT, OUTPUT, check_onnx, open_session
+from greedynas.trained import KEY, Card
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-INPUT, OUTPUT = "images", "logits"
-STANDARD = ("", "ai.onnx")  # two names of one domain
-MAX_BYTES = 2**31 - 1  # of a protobuf message
-MAX_ELEMENTS = 2**28  # of anything that is computed of one image
-GROWING = {"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 
 Floats = NDArray[np.float32]
 
@@ -151,90 +146,7 @@ def _root_logger_as_it_is() -> Iterator[None]:
         logging.getLogger().removeHandler(silent)
 
 
-# Reading and running
-
-
-def read_onnx(file: Path) -> tuple[bytes, Card]:
-    """The content of an ONNX file that greedynas wrote, and its card; any other is refused before it is run."""
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    if not file.is_file():
-        raise GreedyNASError(f"no such model: {file}")
-    if file.stat().st_size > MAX_BYTES:
-        raise GreedyNASError(f"{file} is not an ONNX file: it is larger than one can be")
-    data = file.read_bytes()
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        raise GreedyNASError(f"{file} is not an ONNX file") from None
-    card = parse_card({entry.key: entry.value for entry in model.metadata_props}.get(KEY), file)
-    check_onnx(model, str(file))
-    _refuse_growth(model, file)
-    size = (card.image_channels, card.image_size, card.image_size)
-    wanted = [(INPUT, size)], [(OUTPUT, (len(card.class_names),))]
-    if (_shapes(model.graph.input), _shapes(model.graph.output)) != wanted:
-        raise GreedyNASError(
-            f"{file} does not fit its card: it should take {INPUT} of {size} and give {OUTPUT} of {len(card.class_names)} "
-            "classes, for any number of images"
-        )
-    return data, card
-
-
-def _refuse_growth(model: "onnx.ModelProto", file: Path) -> None:
-    """A few bytes can ask for terabytes: what one image becomes on its way must be known, and not be too large."""
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    values = {value.name: value.type.tensor_type for value in (*inferred.value_info, *inferred.output)}
-    for node in inferred.node:
-        for name in node.output:
-            known = name in values and values[name].HasField("shape")
-            sides = [dim.dim_value or 1 for dim in values[name].shape.dim] if known else []
-            if (node.op_type in GROWING and not known) or math.prod(sides) > MAX_ELEMENTS:
-                raise GreedyNASError(
-                    f"{file} asks for more memory than a network of greedynas ({node.op_type} {name!r:.60})"
-                )
-
-
-def check_onnx(model: "onnx.ModelProto", what: str) -> None:
-    """A valid model with operators of the ONNX standard alone, in one graph, with all data in the file."""
-    import onnx
-
-    domains = {entry.domain for entry in model.opset_import} | {node.domain for node in model.graph.node}
-    foreign = sorted(domains - set(STANDARD))
-    if foreign or model.functions:
-        raise GreedyNASError(f"{what} has operators outside of the ONNX standard ({', '.join(foreign) or 'functions'})")
-    attributes = [attribute for node in model.graph.node for attribute in node.attribute]
-    if any(attribute.HasField("g") or attribute.graphs for attribute in attributes):
-        raise GreedyNASError(f"{what} has control flow, which networks of greedynas do not have")
-    tensors = [*model.graph.initializer, *(attribute.t for attribute in attributes)]
-    tensors += [tensor for attribute in attributes for tensor in attribute.tensors]
-    if model.graph.sparse_initializer or any(tensor.data_location or tensor.external_data for tensor in tensors):
-        raise GreedyNASError(f"{what} has weights in other files; greedynas reads files that hold all of theirs")
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # the checker and shape inference have their own, without a common base
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise GreedyNASError(f"{what} is not a valid ONNX model: {reason:.200}") from None
-
-
-def _shapes(values: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes without the batch; a shape that is open elsewhere has 0 there."""
-    return [(value.name, tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)[1:]) for value in values]
-
-
-def open_session(data: bytes, threads: int = 0) -> "onnxruntime.InferenceSession":
-    """ONNX Runtime on the CPU; 0 threads: as many as it likes."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors, which are raised as well
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Threads that go on spinning after a run would slow down the session whose turn is next.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+# Running
 
 
 def run_session(session: "onnxruntime.InferenceSession", images: Tensor) -> Floats:

@@ -17,8 +17,8 @@ from torch import Tensor
 from greedynas.errors import GreedyNASError
 from greedynas.folders import EXTENSIONS
 from greedynas.images import Pixels, open_image, reason, square
-from greedynas.onnxfiles import open_session, read_onnx, run_session
-from greedynas.trained import WEIGHTS, Card, find_model, load_network
+from greedynas.sandbox import OnnxProcess
+from greedynas.trained import KEY, WEIGHTS, Card, find_model, load_network, parse_card
 
 Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
 
@@ -64,12 +64,10 @@ def open_model(where: Path) -> tuple[Classifier, Card]:
             return network(inputs)
 
         return classify, card
-    data, card = read_onnx(file)
-    try:
-        session = open_session(data)
-    except Exception as error:  # ONNX Runtime has many, without a common base
-        raise GreedyNASError(f"ONNX Runtime cannot run {file}: {' '.join(str(error).split()):.200}") from None
-    return lambda inputs: torch.from_numpy(run_session(session, inputs)), card
+    process = OnnxProcess(file, KEY, torch.get_num_threads())
+    card = parse_card(process.card, file)
+    process.open(card.image_channels, card.image_size, len(card.class_names))
+    return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy())), card
 
 
 def read_square(file: Path, card: Card) -> Pixels:
@@ -109,6 +107,10 @@ def _predictions(
 
 
 def _likeliest(logits: Tensor, card: Card, top: int) -> Iterator[tuple[tuple[str, float], ...]]:
+    if not logits.isfinite().all():
+        raise GreedyNASError(
+            f"the outputs of {card.name!r} are not all finite numbers: its weights are damaged, or overflow"
+        )
     probabilities, classes = logits.float().softmax(1).topk(top, dim=1)
     for row, names in zip(probabilities.tolist(), classes.tolist(), strict=True):
         yield tuple((card.class_names[name], probability) for name, probability in zip(names, row, strict=True))
@@ -150,17 +152,12 @@ def prediction_facts(prediction: Prediction) -> dict[str, Any]:
 def show_predictions(predictions: Iterable[Prediction], console: Console) -> None:
     """Each image with its classes as bars, as soon as it is classified; what could not be read in one line."""
     for prediction in predictions:
-        title = Text(printable(str(prediction.file)), style="bold")
+        title = Text(str(prediction.file), style="bold")
         if prediction.error is not None:
-            console.print(title, Text(f" skipped: {printable(prediction.error)}"), sep="", soft_wrap=True)
+            console.print(title, f" skipped: {prediction.error}", sep="", soft_wrap=True)
             continue
         table = Table.grid(padding=(0, 1))
         for name, probability in prediction.classes:
             bar = ProgressBar(total=1.0, completed=probability, width=24, complete_style="cyan", finished_style="cyan")
-            table.add_row("", Text(f"{probability:7.2%}"), bar, Text(printable(name)))
+            table.add_row("", Text(f"{probability:7.2%}"), bar, name)
         console.print(Group(title, table))
-
-
-def printable(text: str) -> str:
-    """Names come from files: what would move the cursor or change colours is shown as �."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)

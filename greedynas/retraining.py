@@ -24,6 +24,7 @@ from greedynas.config import RetrainSettings
 from greedynas.copies import withheld_sentence
 from greedynas.data import Data, ImageSet, macro_accuracy
 from greedynas.errors import GreedyNASError
+from greedynas.fetching import Told
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
 from greedynas.gpu import engine
@@ -31,8 +32,8 @@ from greedynas.losses import balanced_weights, classification_loss
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.reporting.records import Finished, Top, read_record
-from greedynas.runs import Run, differences, logger
-from greedynas.stages import choose_device, choose_precisions, read_data
+from greedynas.runs import NAME, Run, differences, logger
+from greedynas.stages import choose_device, choose_precisions, read_run_data
 from greedynas.targets import Target, choose_target, found_targets, make_arch, make_card, start_network
 from greedynas.trained import load_network, save_network
 
@@ -70,6 +71,7 @@ def retrain_stage(
     seed: int | None = None,
     latency_table: Path | None = None,
     data: Data | None = None,
+    named: Told | None = None,
 ) -> dict[str, Any]:
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
@@ -77,7 +79,7 @@ def retrain_stage(
     finished model is left as it is, and the test set is looked at once, after the training. `random` is a network within the budget of the search
     that found `model`, or the chosen one; where that limits latency, its table is the run's own or `latency_table`.
     """
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         config = run.config()
         seed = config.seed if seed is None else seed
         recipe = make_recipe(settings)
@@ -89,7 +91,7 @@ def retrain_stage(
         if not test:
             device = choose_device(config.device)
             engine.use(config.engine)
-            data = data or read_data(config, device, folder)
+            data = data or read_run_data(run, config, device)
             run.check_data(data)
             precision = choose_precisions(config, device)[0]
             teacher = load_teacher(folder, settings.teacher, target.name, data, device)
@@ -173,14 +175,7 @@ def load_teacher(folder: Path, name: str | None, student: str, data: Data, devic
     """A network that was trained in this run, by its name in models/ or in timm."""
     if name is None:
         return None
-    names = [name, f"timm-{name}", f"timm-{name}-pretrained"]
-    files = [folder / "models" / one / "model.safetensors" for one in names if "/" not in one and one != student]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise GreedyNASError(
-            f"the teacher {name!r} is not trained in this run; first: greedynas retrain {folder} --arch timm:{name}"
-        )
-    teacher, card = load_network(file)
+    teacher, card = load_network(find_teacher(folder, name, student))
     view = data.train.view
     if list(card.class_names) != data.class_names or (card.image_size, card.image_channels) != (
         view.size,
@@ -188,6 +183,18 @@ def load_teacher(folder: Path, name: str | None, student: str, data: Data, devic
     ):
         raise GreedyNASError(f"the teacher {name!r} was trained for other classes or other images than this run has")
     return teacher.to(device, memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
+
+
+def find_teacher(folder: Path, name: str, student: str | None = None) -> Path:
+    """Return the weights of a network of this run, other than the student's, by its name in models/ or in timm."""
+    names = [name, f"timm-{name}", f"timm-{name}-pretrained"]
+    files = [folder / "models" / one / "model.safetensors" for one in names if NAME.fullmatch(one) and one != student]
+    for file in files:
+        if file.is_file():
+            return file
+    raise GreedyNASError(
+        f"the teacher {name!r} is not trained in this run; first: greedynas retrain {folder} --arch timm:{name}"
+    )
 
 
 # What is asked for

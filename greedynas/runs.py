@@ -1,18 +1,16 @@
 """The run directory: configuration, log, metrics, checkpoints. Nothing in it is executed when it is loaded."""
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
 import re
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import yaml
@@ -21,11 +19,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from greedynas import __version__, distributed, stopping
+from greedynas.cleaning import logger as logger
 from greedynas.config import Config, validated
-from greedynas.data import Data
+from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
+from greedynas.fetching import Told, stored_settings
 from greedynas.files import TEMPORARY, read_json, write_atomically
-from greedynas.manifest import read_manifest, refuse_other_identity, write_manifest
+from greedynas.locks import Lock
+from greedynas.manifest import read_manifest, refuse_other_identity, times_changed, write_manifest
 from greedynas.reading import names_a_folder
 from greedynas.yamlfiles import read_yaml
 
@@ -39,12 +40,6 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and ev
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
-logger = logging.getLogger("greedynas")
-
-# A lock lasts as long as any process has its file open: workers that outlive a killed parent must not keep it.
-_locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock.close() for lock in tuple(_locks)])
-
 
 class _Log(logging.FileHandler):
     """A disk that is too full for a line of the log must not end a training, nor print a traceback."""
@@ -56,26 +51,20 @@ class _Log(logging.FileHandler):
 class Run:
     """One run on disk. Opening it takes a lock that ends with the process, however that ends."""
 
+    named = Told()
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.supernet = folder / "supernet"
         self.metrics = folder / "metrics.jsonl"
         self._saved = Checkpoints(self.supernet)
         refuse_links(folder)
+        self._lock = Lock(folder)
         try:
-            self._lock = (folder / ".lock").open("a")
             self._log = _Log(folder / "log.txt", encoding="utf-8")
         except OSError as error:
-            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
             self._lock.close()
-            self._log.close()
-            if isinstance(error, BlockingIOError):
-                raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
-            raise GreedyNASError(f"cannot lock {folder}: {error.strerror}; use a disk that has file locks") from None
-        _locks.add(self._lock)
+            raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
         logger.setLevel(logging.INFO)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(self._log)
@@ -83,6 +72,7 @@ class Run:
     @classmethod
     def start(cls, folder: Path, config: Config) -> "Run":
         """A new run, or the same one again: other settings in a directory that has a run are refused with a list."""
+        _refuse_other_ranks(folder, config)
         if not distributed.is_first():
             return _Followed(folder)
         ours = {".lock", "log.txt", "config.yaml", f"config.yaml{TEMPORARY}"}
@@ -106,13 +96,19 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, folder: Path) -> "Run":
-        """A run that exists."""
-        read_run_config(folder)
-        return cls(folder) if distributed.is_first() else _Followed(folder)
+    def open(cls, folder: Path, named: Told | None = None) -> "Run":
+        """A run that exists; `named` is what the command line says about its images."""
+        _refuse_other_ranks(folder, read_run_config(folder))
+        run = cls(folder) if distributed.is_first() else _Followed(folder)
+        run.named = named or Told()
+        return run
 
     def config(self) -> Config:
         return read_config(self.folder)
+
+    def image_settings(self) -> DataSettings:
+        """Return how the images of this run are read, by its own settings and the command line."""
+        return stored_settings(self.config().data, self.named, self.folder)
 
     def close(self) -> None:
         logger.removeHandler(self._log)
@@ -134,7 +130,7 @@ class Run:
             self._check_labels(data)
         else:
             refuse_other_identity(kept, data.manifest, self.folder)
-        if kept is None or (kept.sizes, kept.times) != (data.manifest.sizes, data.manifest.times):
+        if kept is None or times_changed(kept, data.manifest):
             write_manifest(self.folder, data.manifest)
 
     def _check_labels(self, data: Data) -> None:
@@ -232,6 +228,12 @@ class Checkpoints:
         return None
 
 
+def _refuse_other_ranks(folder: Path, config: Config) -> None:
+    """All ranks of a run must have the same directory and the same settings."""
+    facts = {"run directory": str(folder.absolute()), **flattened(config)}
+    distributed.refuse_difference(facts, f"give every machine the same files, and the same {folder}")
+
+
 def step_of(file: Path) -> int:
     return int(file.name.split("-")[1])
 
@@ -280,7 +282,9 @@ def read_config(folder: Path) -> Config:
             f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas"
         )
     data.pop("versions", None)
-    return validated(data, f"{folder}/config.yaml")
+    config = validated(data, f"{folder}/config.yaml")
+    # A run directory may be somebody else's: it is the command line that allows downloads.
+    return config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
 
 
 def config_text(config: Config) -> str:
@@ -328,6 +332,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     before, after = dict(_flatten(old)), dict(_flatten(new))
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed}
+
+
+def flattened(config: Config) -> dict[str, Any]:
+    """Return the settings by their dotted names."""
+    return dict(_flatten(config.model_dump(mode="json")))
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +24,7 @@ from greedynas.config import Config, SearchSettings, changed_section, parse_assi
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evolution import Found, Searched, Task, make_task, search_steps
+from greedynas.fetching import Told
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
 from greedynas.latency import load_latency_table
@@ -35,10 +36,11 @@ from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.schedule import Schedule
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.space import Space, first_problem
-from greedynas.stages import choose_device, choose_precisions, read_data, supernet_of
+from greedynas.stages import choose_device, choose_precisions, read_run_data, supernet_of
 from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
+from greedynas.terminal import text_column
 from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
@@ -150,10 +152,15 @@ def make_requests(
 
 
 def search_stage(
-    folder: Path, requests: list[Request], latency_table: Path | None, console: Console, data: Data | None = None
+    folder: Path,
+    requests: list[Request],
+    latency_table: Path | None,
+    console: Console,
+    data: Data | None = None,
+    named: Told | None = None,
 ) -> list[dict[str, Any]]:
     """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
-    with Run.open(folder) as run:
+    with Run.open(folder, named) as run:
         config = run.config()
         net, state, data, precision = load_supernet(run, config, data)
         latency = None
@@ -188,14 +195,14 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
         raise GreedyNASError(f"{run.folder} has no supernet yet; train one with greedynas train")
     tensors, saved = checkpoint
     with fitting(run.supernet):
-        state = TrainState.from_json(saved)
+        state = TrainState.from_json(saved, config.space)
     if state.stopped is None:
         raise GreedyNASError(
             f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
         )
     device = choose_device(config.device)
     engine.use(config.engine)
-    data = data or read_data(config, device, run.folder)
+    data = data or read_run_data(run, config, device)
     run.check_data(data)
     net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):
@@ -427,5 +434,5 @@ def _choice_told(result: dict[str, Any]) -> str | None:
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[told]}"))
     return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)

@@ -9,13 +9,13 @@ from rich.console import Console
 from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
-from greedynas.config import EXTENDING, Asked, Config, changed_section, extends, load_config, resolve_key
-from greedynas.data import Data
+from greedynas.config import EXTENDING, Asked, Config, changed_section, extends, load_config, resolved
+from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
 from greedynas.reading import names_a_folder
-from greedynas.runs import read_run_config
+from greedynas.runs import flattened, read_run_config
 from greedynas.stages import choose_device, read_data
 
 PLACES = ("data.source", "data.root")  # settings that say where images are
@@ -36,6 +36,9 @@ def settings_of(
     chosen = partial(_settings_of, preset, changes, folder, console, budgets, hours)
     if distributed.size() == 1:
         return chosen()
+    if preset != AUTO and hours is None:
+        mine = load_config(preset, changes)  # every rank has its own file
+        distributed.refuse_difference(flattened(mine), f"give every machine the same {preset}")
     return Config.model_validate(distributed.on_first(lambda: chosen()[0].model_dump(mode="json"))), None
 
 
@@ -47,7 +50,7 @@ def _settings_of(
     budgets: list[Budget] | None,
     hours: float | None,
 ) -> tuple[Config, Data | None]:
-    changes = {".".join(resolve_key(key, "train")): value for key, value in changes.items()}
+    changes = resolved(changes, "train")
     if preset != AUTO and hours is None:
         return load_config(preset, changes), None
     fixed = {key: value for key, value in changes.items() if not extends(key)}
@@ -73,13 +76,19 @@ def _settings_of(
     return config.model_copy(update={"asked": asked, "reasons": tuple(reasons)}), data
 
 
+def told_places(data: DataSettings, changes: dict[str, Any]) -> DataSettings:
+    """Return the settings of a run's images with the places that the command line names, and no others."""
+    places = {"root": changes.get("data.root"), "download": changes.get("data.download", False)}
+    places |= {"source": changes["data.source"]} if "data.source" in changes else {}
+    return DataSettings.model_validate({**data.model_dump(), **places})
+
+
 def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:
     config = read_run_config(folder)
     if config.asked is None or _but_for_places(config.asked) != _but_for_places(asked):
         before = "other settings" if config.asked is None else config.asked.told()
         raise GreedyNASError(f"{folder} was started with {before}, not {asked.told()}; name another --out")
-    places = {key: asked.changes[key] for key in PLACES if key in asked.changes}
-    config = config.model_copy(update={"data": changed_section(config, "data", places)})
+    config = config.model_copy(update={"data": told_places(config.data, asked.changes)})
     for section in EXTENDING:
         mine = {key: value for key, value in changes.items() if key.startswith(f"{section}.")}
         if mine:

@@ -120,8 +120,13 @@ def refuse_moved(source: str, folder: Path) -> None:
     if names_a_folder(source) and (folder / "config.yaml").is_file() and not Path(source).expanduser().exists():
         raise GreedyNASError(
             f"the images of {folder} are not in {source}: bring them back, or give its train (or run) command again with "
-            "--data and the place where they are now"
+            "--data and the place where they are now (search, retrain and export take --data too)"
         )
+
+
+def read_run_data(run: Run, config: Config, device: torch.device) -> Data:
+    """Open the images of a run directory, which may be somebody else's: nothing is fetched that the command line did not name."""
+    return read_data(config.model_copy(update={"data": run.image_settings()}), device, run.folder)
 
 
 def summary(state: TrainState) -> dict[str, Any]:

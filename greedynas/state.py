@@ -13,11 +13,11 @@ from typing_extensions import TypedDict
 
 from greedynas.averaging import AveragedWeights
 from greedynas.errors import GreedyNASError
-from greedynas.paths import OpPath
+from greedynas.paths import OpPath, parse_path
 from greedynas.pool import CandidatePool
 from greedynas.runs import Run, logger
 from greedynas.schedule import corrected_images
-from greedynas.space import first_problem
+from greedynas.space import Space, first_problem
 from greedynas.supernet import Supernet
 
 # What SGD and RMSpropTF remember of a parameter, by its name in a checkpoint.
@@ -51,12 +51,14 @@ class TrainState:
         return {**vars(self), "pool": self.pool.state()}
 
     @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "TrainState":
+    def from_json(cls, state: dict[str, Any], space: Space) -> "TrainState":
         """Of a checkpoint, which may be somebody else's: what is not as we write it is refused."""
         _SAVED.validate_python(state)
         waiting = [[tuple(path) for path in paths] for paths in state["waiting"]]
         snapshot = [tuple(path) for path in state["snapshot"]]
         pool = CandidatePool.from_state(state["pool"])
+        for path in (*pool, *snapshot, *(path for paths in waiting for path in paths)):
+            parse_path(path, space)
         return cls(**{**state, "pool": pool, "waiting": waiting, "snapshot": snapshot})
 
 
@@ -97,9 +99,13 @@ def fitting(where: Path) -> Iterator[None]:
     """A checkpoint that is whole but does not belong to this network, or was not written by us, is one line."""
     try:
         yield
-    except GreedyNASError:
-        raise
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # of pydantic, and of load_state_dict
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # of pydantic, and of load_state_dict
         told = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
         raise GreedyNASError(f"the checkpoint in {where} does not fit this run: {told:.300}") from None
 
@@ -115,7 +121,7 @@ def restore_state(
     with fitting(run.supernet):
         load_training_tensors(net, optimizer, tensors)
         average.load(tensors)
-        restored = TrainState.from_json(state)
+        restored = TrainState.from_json(state, net.space)
     logger.info("going on from step %d", restored.step)
     return restored
 

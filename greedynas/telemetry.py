@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from greedynas import distributed, stopping
@@ -27,6 +27,7 @@ from greedynas.sampling import Filtered
 from greedynas.schedule import Schedule, corrected_images
 from greedynas.space import Space
 from greedynas.state import TrainState, copied
+from greedynas.terminal import text_column
 
 WEIGHTS = ("net.", AVERAGED)  # how the names of weights begin in a checkpoint
 
@@ -319,7 +320,7 @@ def _finite(value: float) -> float | None:
 
 
 def _progress(console: Console | None) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[told]}"))
     quiet = console is None or not console.is_terminal
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet)
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ from greedynas.latency import Block, Entry, Fit, LatencyTable, fill, fixed_layer
 from greedynas.onnxfiles import export_onnx, onnx_runner
 from greedynas.space import Layer, Space
 from greedynas.streams import stream, torch_stream
+from greedynas.terminal import text_column
 
 if TYPE_CHECKING:
     import onnx
@@ -85,6 +86,8 @@ def measure_latency(
         paths = [tuple(path) for path in space.sample(FIT_NETWORKS, stream(0, "latency")).tolist()]
         networks = [_network(space, engine, parts, path) for path in paths]
         measured = quietest(take_turns(networks, repeats, lambda done, total: told("whole networks", done, total)))
+        if not measured.all():
+            raise GreedyNASError("a network took no time at all: the clock of this machine does not run")
     predicted = np.array([table.price(path, space) for path in paths])
     constant = float(np.median(measured - predicted))
     error = float(np.median(np.abs(predicted + constant - measured) / measured))
@@ -241,7 +244,7 @@ def cpu_name() -> str:
 @contextmanager
 def show_progress(console: Console) -> Iterator[Progress]:
     """A bar for what `measure_latency` does; nothing where the console is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -30,24 +30,37 @@ from tests.test_training import SETTINGS, opened, tiny_space
 TINY = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "2000", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def start(ranks, *command, **more):
-    """Processes as torchrun would start them, without its own process beside them."""
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), **TINY}
-    common["LOCAL_WORLD_SIZE"] = str(ranks)
+        return free.getsockname()[1]
+
+
+def start(ranks, *command, **more):
+    """Processes as torchrun would start them, without its own process beside them."""
+    return start_by_hand([{"arguments": command, **more}] * ranks)
+
+
+def start_by_hand(ranks, port=None):
+    """A process for each rank: its `arguments`, variables of its own in `env`, and options of Popen."""
     return [
         subprocess.Popen(
-            [sys.executable, "-m", *map(str, command)],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, "-m", *map(str, rank["arguments"])],
+            env={**os.environ, **variables, **rank.get("env", {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **more,
+            **{key: value for key, value in rank.items() if key not in ("arguments", "env")},
         )
-        for rank in range(ranks)
+        for rank, variables in zip(ranks, variables_of(len(ranks), port), strict=True)
     ]
+
+
+def variables_of(ranks, port=None):
+    """The environment of each of so many ranks."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "WORLD_SIZE": str(ranks), **TINY}
+    common["LOCAL_WORLD_SIZE"] = str(ranks)
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def outcome(processes, seconds=100):

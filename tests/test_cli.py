@@ -321,11 +321,14 @@ def test_directories_of_others_are_left_alone(greedynas, tiny, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "in use by another greedynas process" in err
     assert content(run) == before
-    photos = content(tmp_path / "photos")
-    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "photos")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is not empty and not a greedynas run" in err
-    assert content(tmp_path / "photos") == photos
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("precious")
+    for folder, told in (("photos", "lies inside of --data"), ("other", "is not empty and not a greedynas run")):
+        before = content(tmp_path / folder)
+        code, out, err = greedynas("train", *tiny, "--out", tmp_path / folder)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+        assert content(tmp_path / folder) == before
     code, out, err = greedynas("train", *tiny, "--out", tiny[0])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "cannot write to" in err
@@ -380,3 +383,31 @@ def test_the_wheel_works_elsewhere(tmp_path):
 def test_describe_does_not_wait_for_torch():
     code = "import sys, greedynas.cli.main, greedynas.describe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_lost_process_that_reads_images_is_one_line(greedynas, photos, tmp_path, monkeypatch):
+    """As the system ends one where memory is short: after a while, and without a word."""
+    import os
+    import signal
+
+    from greedynas import imagesets
+
+    parent, read, count = os.getpid(), imagesets._read, []
+
+    def killed(*arguments):
+        count.append(1)
+        if os.getpid() != parent and len(count) > 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(*arguments)
+
+    monkeypatch.setattr(imagesets, "_read", killed)
+    settings = {
+        "space": tiny_space(repeat=1).model_dump(mode="json"),
+        "data": {"source": str(photos), "test_images": 6, "val_images": 12, "workers": 1, "memory_gb": 0},
+        "train": {**SETTINGS, "max_epochs": 20, "checkpoint_steps": 2},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    code, _, told = greedynas("train", tmp_path / "tiny.yaml", "--out", tmp_path / "run")
+    assert (code, told.count("\n")) == (2, 1), told
+    assert told.startswith("error: a process that reads images has ended (DataLoader worker")
+    assert "the same command goes on from there" in told

@@ -18,6 +18,7 @@ import yaml
 from greedynas import GreedyNASError, Supernet, distributed
 from greedynas.describe import space_facts
 from greedynas.distributed import Group, refuse_small_batch, share, share_of_batch
+from greedynas.meeting import agreed_name
 from tests.pictures import paint, spoil
 from tests.ranks import JOBS, TINY, launch, left, outcome, start
 from tests.test_training import SETTINGS, same_tensors, tiny_space
@@ -181,7 +182,7 @@ def test_a_restarted_group_does_not_take_an_earlier_one_for_itself():
         with ThreadPoolExecutor(size) as threads:
             meeting = []
             for rank in sorted(range(size), key=lambda rank, late=late: rank == late):
-                meeting.append(threads.submit(distributed._agreed_name, store, rank, size))
+                meeting.append(threads.submit(agreed_name, store, rank, size, time.monotonic() + 100))
                 time.sleep(0.1)
             found = {rank.result(20) for rank in meeting}
         assert len(found) == 1

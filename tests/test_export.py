@@ -16,7 +16,8 @@ from greedynas.config import Config
 from greedynas.data import DataSettings, open_data
 from greedynas.export import export_stage, report_export
 from greedynas.files import write_json
-from greedynas.onnxfiles import make_onnx, open_session, run_session
+from greedynas.onnxchecks import open_session
+from greedynas.onnxfiles import make_onnx, run_session
 from greedynas.runs import Run
 from tests.test_trained import SE, SHUFFLE, make_card, save_trained, trained_network
 

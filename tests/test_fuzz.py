@@ -26,9 +26,9 @@ from greedynas.reporting.records import Arch, Finished, Search, Top, read_record
 from greedynas.runs import Run, read_checkpoint
 from greedynas.space import MAX_LAYERS, MAX_PARAMS, Fixed, Stage
 from greedynas.state import TrainState, fitting
-from greedynas.trained import KEY, load_network, parse_card
+from greedynas.trained import KEY, load_network, parse_card, save_network
 from greedynas.yamlfiles import parse_yaml
-from tests.fuzz.kinds import CORPUS, MODEL, cases, lay, make_run
+from tests.fuzz.kinds import CORPUS, MODEL, NAME, _lay_checkpoint, cases, lay, make_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -151,6 +151,101 @@ def test_an_export_record_of_a_stranger_is_not_followed(base, greedynas, tmp_pat
         ]
 
 
+# Names that do something to the terminal
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07[/x][bold]\r\nerror: forged\u202e\x9b31m\u2028"
+
+
+def words(value, path=()):
+    """The places of all strings in a nested value."""
+    if isinstance(value, str):
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if not isinstance(key, int) or key == 0:
+            yield from words(inner, (*path, key))
+
+
+def with_word(value, path, word):
+    value = json.loads(json.dumps(value))
+    place = value
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = word
+    return value
+
+
+def assert_clean(told, what):
+    assert all(line.isprintable() for line in told.split("\n")), (what, told)
+    assert "\nerror: forged" not in told, (what, told)
+    assert "Traceback" not in told, (what, told)
+
+
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [
+        (f"searches/{NAME}/search.json", ("report", "{run}")),
+        (f"searches/{NAME}/search.json", ("search", "{run}", "--flops", "60K")),
+        (f"models/{NAME}/arch.json", ("report", "{run}")),
+        (f"models/{NAME}/test.json", ("retrain", "{run}")),
+        (f"models/{NAME}/retrain.json", ("retrain", "{run}")),
+        ("data.jsonl", ("search", "{run}", "--flops", "50K")),
+    ],
+)
+def test_words_in_files_do_nothing_to_the_terminal(base, greedynas, tmp_path, place, command):
+    lines = (base / place).read_text().splitlines() if place.endswith("jsonl") else [(base / place).read_text()]
+    whole = {f"line {i}": json.loads(line) for i, line in enumerate(lines[:3])}  # of many lines, the first ones
+    for path in words(whole):
+        run = shutil.copytree(base, tmp_path / "run")
+        hostile = [json.dumps(part) for part in with_word(whole, path, HOSTILE).values()]
+        (run / place).write_text("\n".join([*hostile, *lines[3:]]))
+        code, out, told = greedynas(*(part.replace("{run}", str(run)) for part in command))
+        assert code in (0, 2), (path, told)
+        assert_clean(out + told, path)
+        assert_clean((run / "log.txt").read_text(), path)
+        shutil.rmtree(run)
+
+
+def test_the_words_of_a_checkpoint_do_nothing_to_the_terminal(base, greedynas, tmp_path):
+    """Why training has stopped is printed, and was read as rich's markup."""
+    run = shutil.copytree(base, tmp_path / "run")
+    state = read_checkpoint(next((run / "supernet").glob("step-*")))[1]
+    _lay_checkpoint(run / "supernet", json.dumps({**state, "stopped": HOSTILE}).encode(), run)
+    code, out, told = greedynas("train", base.parent / "tiny.yaml", "--out", run)
+    assert code == 0, told
+    assert r"(\x1b[2J\x1b]0;title\x07[/x][bold]\r\nerror: forged\u202e\x9b31m\u2028)" in out
+    assert_clean(out + told, "stopped")
+    assert_clean((run / "log.txt").read_text(), "stopped")
+
+
+def test_names_of_files_and_classes_do_nothing_to_the_terminal(base, photos, greedynas, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    image = shutil.copy(next(photos.rglob("*.png")), images / f"{HOSTILE}.png".replace("/", "_"))
+    (images / "\x1b[2Jbroken\n.png").write_text("no image")
+    (images / os.fsdecode(b"\xff.png")).write_text("no image")
+    for command in (
+        ["predict", base, images],
+        ["predict", base, images / "\x1b[2Jbroken\n.png"],
+        ["predict", base / HOSTILE, image],
+        ["describe", "--space", HOSTILE],
+        ["train", "fashion", "--plan", "--set", f"name={json.dumps(HOSTILE)}"],
+        ["train", "fashion", "--plan", "--set", f"x={HOSTILE}"],
+        ["train", "fashion", f"--{HOSTILE}"],
+        [HOSTILE],
+    ):
+        code, out, told = greedynas(*command)
+        assert code in (0, 2)
+        assert_clean(out + told, command)
+    network, card = load_network(base)
+    hostile = card.model_copy(update={"class_names": (HOSTILE, "\x1b[2J", "\n")})
+    save_network(tmp_path / "model.safetensors", network, hostile)
+    code, out, told = greedynas("predict", tmp_path / "model.safetensors", image)
+    assert code == 0, told
+    assert_clean(out + told, "class names")
+    found = json.loads(greedynas("predict", tmp_path / "model.safetensors", image, "--json")[1])
+    assert {entry["name"] for entry in found["predictions"][0]["classes"]} == set(hostile.class_names)
+
+
 # Limits
 
 
@@ -172,6 +267,25 @@ def test_a_json_file_that_is_too_large_is_not_read(tmp_path):
         handle.truncate(MAX_JSON + 1)
     with pytest.raises(GreedyNASError, match="it is larger than"):
         read_json(file)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "metrics.jsonl",
+        "supernet/pool.json",
+        "arch.json",
+        f"searches/{NAME}/search.json",
+        *(f"models/{NAME}/{name}" for name in ("arch.json", "test.json", "export.json", "top.json", "metrics.jsonl")),
+    ],
+)
+def test_the_report_reads_no_file_that_is_too_large(base, greedynas, tmp_path, place):
+    run = shutil.copytree(base, tmp_path / "run")
+    with (run / place).open("wb") as handle:
+        handle.truncate(MAX_JSON + 1)
+    code, _, told = greedynas("report", run)
+    assert (code, told.count("\n")) == (2, 1), told
+    assert f"{run / place} cannot be read: it is larger than 100,000,000 bytes" in told
 
 
 def test_forged_weights_take_no_more_memory_than_their_file(base, tmp_path):
@@ -303,16 +417,21 @@ SAVED = {"pool": {"size": 2, "updates": 1, "entries": [[[0, 1], 0.5, 1]]}, "step
          "metrics_length": 0, "seconds": 0.0, "measured_ratio": None}  # fmt: skip
 
 
+TWO_LAYERS = Space(
+    name="x", ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=8)], stages=[Stage(channels=8, repeat=2)]
+)
+
+
 def test_the_state_of_a_checkpoint_is_known_in_full():
     assert SAVED.keys() == STATE.keys()
-    assert TrainState.from_json(json.loads(json.dumps(SAVED))).to_json()["step"] == 1
+    assert TrainState.from_json(json.loads(json.dumps(SAVED)), TWO_LAYERS).to_json()["step"] == 1
 
 
 @given(changed(SAVED) | values)
 def test_states(value):
     def restore():
         with fitting(Path("run")):
-            return TrainState.from_json(value)
+            return TrainState.from_json(value, TWO_LAYERS)
 
     found = only_refused(restore)
     assert found is None or found.step >= 0

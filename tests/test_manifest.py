@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from greedynas import sources, stages, training
 from greedynas.config import Asked, load_config
 from greedynas.data import DataSettings, open_data
 from greedynas.errors import GreedyNASError
-from greedynas.manifest import FILE, read_manifest
+from greedynas.manifest import FILE, read_manifest, write_manifest
 from greedynas.runs import Run
 from greedynas.settings import settings_of
 from greedynas.sources import END_BYTES
@@ -441,14 +442,15 @@ def test_the_split_is_the_runs_own(tmp_path):
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     chosen, how = begin(tmp_path / "photos", tmp_path / "run", val_images=4, test_images=4)
     fresh = open_data(chosen, **how)
-    head, files = entries(tmp_path / "run")
+    files = entries(tmp_path / "run")[1]
     sets = {
         role: sorted(name for name, file in files.items() if file["set"] == role) for role in ("train", "val", "test")
     }
     assert [len(names) for names in sets.values()] == [12, 4, 4]
     swapped = {sets["train"][0]: "test", sets["test"][0]: "train"}
-    lines = [head, *({**file, "set": swapped.get(name, file["set"])} for name, file in files.items())]
-    (tmp_path / "run" / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest = read_manifest(tmp_path / "run")
+    roles = [swapped.get(name, role) for name, role in zip(manifest.names, manifest.roles, strict=True)]
+    write_manifest(tmp_path / "run", replace(manifest, roles=tuple(roles)))
     kept = open_data(chosen, **how)
     assert not torch.equal(kept.test().eval_batch()[0], fresh.test().eval_batch()[0])
     expected = [tmp_path / "photos" / name for name in sorted({*sets["test"], sets["train"][0]} - {sets["test"][0]})]
@@ -536,6 +538,18 @@ def test_a_damaged_manifest_is_one_line(tmp_path, text):
     with pytest.raises(GreedyNASError, match=r"data\.jsonl is damaged .*; start a new run with another --out") as error:
         read_manifest(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_manifest_that_does_not_fit_its_digest_is_damaged(tmp_path):
+    """A flipped bit in it is not taken for a change of the images."""
+    paint(tmp_path / "photos", {"a": 10, "b": 10})
+    begin(tmp_path / "photos", tmp_path / "run")
+    file = tmp_path / "run" / FILE
+    text = file.read_text()
+    for old, new in (('"set": "val"', '"set": "train"'), ("a/3.png", "a/8.pnh"), ('"hash": "', '"hash": "0')):
+        file.write_text(text.replace(old, new, 1))
+        with pytest.raises(GreedyNASError, match=r"data\.jsonl is damaged .*its content does not fit its digest"):
+            read_manifest(tmp_path / "run")
 
 
 def test_images_that_are_decoded_here_alone_are_noticed(tmp_path):

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import onnx
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
-from greedynas import GreedyNASError, load_network, load_space
+from greedynas import GreedyNASError, load_network, load_space, sandbox
 from greedynas.data import DataSettings, open_data
 from greedynas.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
+from greedynas.terminal import make_console
 from greedynas.trained import KEY
+from tests import hostile_onnx
 from tests.pictures import picture, spoil
 from tests.test_export import exported
 from tests.test_trained import make_card, save_trained
@@ -214,6 +216,78 @@ def test_onnx_files_of_others(exported, gallery, tmp_path, how, told):
     assert "\n" not in str(error.value)
 
 
+# ONNX files that take more than they should
+
+
+def hostile(tmp_path, make, **options):
+    file = tmp_path / "model.onnx"
+    file.write_bytes(make(make_card().model_dump_json(exclude_none=True), **options))
+    return file
+
+
+@pytest.mark.parametrize("how", [*hostile_onnx.MEMORY, "twice too much"])
+def test_onnx_files_cannot_take_all_memory(gallery, tmp_path, how):
+    """The last one, of 2.4 GB, would succeed here without a limit."""
+    make = hostile_onnx.MEMORY.get(how, lambda card: hostile_onnx.expands_the_batch(card, copies=3))
+    with pytest.raises(GreedyNASError, match=r"model.onnx was stopped: .* less than 1\.3 GB of memory") as error:
+        list(predict(hostile(tmp_path, make), [gallery / "colour.png"]))
+    assert "\n" not in str(error.value)
+
+
+def test_onnx_files_cannot_take_all_time(gallery, tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "RUN_SECONDS", 1.0)
+    start = time.monotonic()
+    with pytest.raises(GreedyNASError, match=r"model.onnx was stopped after 1 s"):
+        list(predict(hostile(tmp_path, hostile_onnx.takes_long), [gallery / "colour.png"]))
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("fails", "ONNX Runtime cannot run"), ("wrong-batch", "does not fit its card")]
+)
+def test_onnx_files_that_fail_while_they_run(gallery, tmp_path, how, told):
+    with pytest.raises(GreedyNASError, match=told) as error:
+        list(predict(hostile(tmp_path, hostile_onnx.FAILURES[how]), [gallery / "colour.png"]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads what Linux says about processes")
+def test_the_process_of_an_onnx_file_is_limited_and_ends(exported):
+    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened.open(3, 8, 3)
+    process = opened._process
+    told = Path(f"/proc/{process.pid}/limits").read_text()
+    memory, seconds = (re.search(rf"{name} +(\d+) ", told) for name in ("Max address space", "Max cpu time"))
+    assert memory is not None
+    assert int(memory[1]) < 2**31
+    assert seconds is not None
+    assert int(seconds[1]) < 1000
+    process.kill()  # as the system does where memory is short
+    with pytest.raises(GreedyNASError, match=r"model.onnx cannot be run: its process was ended by SIGKILL"):
+        opened.classify(np.zeros((1, 3, 8, 8), np.float32))
+
+    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    process = opened._process
+    del opened
+    assert process.poll() is not None
+    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened._process.stdin.close()  # as if this process were gone
+    assert opened._process.wait(10) == 0
+
+
+def test_large_batches_are_run_in_parts(exported, monkeypatch):
+    images = np.random.default_rng(0).random((7, 3, 8, 8), np.float32)
+    logits = []
+    for memory in (sandbox.BATCH_MEMORY, 3 * 8 * 8 * sandbox.PIXEL_BYTES, 1):
+        monkeypatch.setattr(sandbox, "BATCH_MEMORY", memory)
+        opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+        opened.open(3, 8, 3)
+        logits.append(opened.classify(images))
+    assert logits[0].shape == (7, 3)
+    assert np.allclose(logits[0], logits[1], atol=1e-5)
+    assert np.allclose(logits[0], logits[2], atol=1e-5)
+
+
 def test_files_that_are_no_models(exported, gallery, tmp_path):
     data = (exported / "model.onnx").read_bytes()
     for content in (
@@ -238,7 +312,7 @@ def test_files_that_are_no_models(exported, gallery, tmp_path):
 
 
 def shown(predictions, width=80):
-    console = Console(file=io.StringIO(), width=width)
+    console = make_console(file=io.StringIO(), width=width)
     show_predictions(predictions, console)
     return console.file.getvalue()
 
@@ -255,7 +329,7 @@ def test_names_are_shown_literally():
     told = shown(
         [Prediction(Path("[b].png"), tuple((name, 0.2) for name in names)), Prediction(Path("x"), error="\x1b[2J")]
     )
-    for part in ("[b].png", "[red]alarm[/]", "<script>", "日本語", "�[2Jgone", "two�lines"):
+    for part in ("[b].png", "[red]alarm[/]", "<script>", "日本語", r"\x1b[2Jgone", r"two\nlines"):
         assert part in told
     assert "\x1b" not in told
 

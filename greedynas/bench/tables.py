@@ -51,7 +51,7 @@ def space_table(name: str, space: dict[str, Any]) -> Table:
         if not rows:
             continue
         table.add_section()
-        table.add_row(f"[bold]{title}[/] {_what(measure, space)}".rstrip())
+        table.add_row(Text.assemble((title, "bold"), f" {_what(measure, space)}".rstrip()))
         for row in rows:
             style = "bold" if row["variant"] == "greedynas" else None
             table.add_row(f"  {labels[row['variant']]}", *_cells(row), style=style)

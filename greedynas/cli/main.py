@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from greedynas.cli import stages  # noqa: F401 (the verbs of all these, in the order of --help)
 
@@ -18,6 +17,7 @@ from greedynas.cli import bench, contests, studies  # noqa: F401
 from greedynas.cli.options import JsonOption, app, print_json, shown_console, write_text
 from greedynas.errors import GreedyNASError
 from greedynas.stopping import Stopped, signals_caught
+from greedynas.terminal import complain, make_console, say, steady_streams
 
 if TYPE_CHECKING:
     from greedynas.latency import LatencyTable
@@ -50,9 +50,9 @@ def root(
     if version:
         from greedynas import __version__
 
-        typer.echo(__version__)
+        say(__version__)
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help(), lines=True)
 
 
 @app.command(epilog="Example: greedynas describe --path greedynas-a --image-size 192 --svg greedynas-a.svg")
@@ -91,7 +91,7 @@ def describe(
         else:
             describing.show_path(ops, home, shown_console(), latency)
             if svg is not None:
-                typer.echo(f"drawn to {svg}")
+                say(f"drawn to {svg}")
     elif chosen is not None:
         if as_json:
             print_json(describing.space_facts(chosen, latency))
@@ -106,7 +106,7 @@ def describe(
 @latency_app.callback(invoke_without_command=True)
 def latency_root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help(), lines=True)
 
 
 @latency_app.command(epilog="Example: greedynas latency measure --space macro --backend onnxruntime --out macro.json")
@@ -129,7 +129,7 @@ def measure(
         raise GreedyNASError(f"cannot write {out}")
     from greedynas.timing import measure_latency, show_progress
 
-    with show_progress(Console(stderr=True)) as progress:
+    with show_progress(make_console(stderr=True)) as progress:
         table = measure_latency(home, backend, device=device, threads=threads, repeats=repeats, progress=progress)
     _finish_table(table, home, out, as_json)
 
@@ -187,7 +187,7 @@ def predict(
 def main() -> None:
     """Run the command line; every expected failure is one line and exit code 2."""
     try:
-        _run()
+        _run_steadily()
     except SystemExit as end:
         if "WORLD_SIZE" in os.environ:
             from greedynas.distributed import leave
@@ -196,28 +196,50 @@ def main() -> None:
         raise
 
 
+def _run_steadily() -> NoReturn:
+    try:
+        with steady_streams():
+            _run()
+    except OSError as error:  # of the streams alone
+        _fail(f"{error.filename}: {error.strerror}; what was written there is not complete, all else is done")
+
+
 def _run() -> NoReturn:
     _show_warnings()
     try:
         with signals_caught(), _ranks():
-            code = app(standalone_mode=False)
+            code = _call_app()
     except GreedyNASError as error:
         _fail(str(error))
     except UsageError as error:
         _fail(f"{error.format_message()} (see greedynas --help)")
     except Stopped as stopped:
         if os.environ.get("RANK", "0") == "0":
-            print(stopped, file=sys.stderr)
+            complain(str(stopped))
         sys.exit(stopped.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped", file=sys.stderr)
+        complain("stopped")
         sys.exit(130)
-    except BrokenPipeError:  # `greedynas describe | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
         _fail(_told(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _call_app() -> object:
+    """Run the verb. What PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
+    if not Path(__file__).is_file():  # spaces, presets and the sample are files beside this one
+        raise GreedyNASError("greedynas cannot be used from inside of a zip file or a wheel: install that with pip")
+    try:
+        return app(standalone_mode=False)
+    except RuntimeError as error:
+        if "DataLoader worker" in str(error):
+            raise GreedyNASError(
+                f"a process that reads images has ended ({str(error).partition(chr(10))[0]:.200}): where memory is short, lower "
+                "data.workers or data.memory_gb; what is saved is kept, and the same command goes on from there"
+            ) from None
+        if "can't allocate memory" in str(error):  # PyTorch on a CPU
+            raise MemoryError from None
+        raise
 
 
 def _ranks() -> AbstractContextManager[None]:
@@ -225,9 +247,15 @@ def _ranks() -> AbstractContextManager[None]:
     if "WORLD_SIZE" not in os.environ:
         return nullcontext()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of every connection that ends
+    import shlex
+
+    import torch
+
+    from greedynas import __version__
     from greedynas.distributed import ranks
 
-    return ranks()
+    versions = {"version of greedynas": __version__, "version of PyTorch": torch.__version__}
+    return ranks({**versions, "command": shlex.join(sys.argv[1:])})
 
 
 def _show_warnings() -> None:
@@ -247,6 +275,6 @@ def _told(error: OSError | MemoryError) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    line = " ".join(message.split())  # names in it come from files: no control characters
-    print(f"error: {''.join(letter if letter.isprintable() else '�' for letter in line)}", file=sys.stderr)
+    line = " ".join(message.split())
+    complain(f"error: {line}")
     sys.exit(2)

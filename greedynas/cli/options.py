@@ -1,6 +1,7 @@
 """What the verbs of the command line share: the application, options that mean the same everywhere, ways of printing."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from rich.console import Console
 
 from greedynas.errors import GreedyNASError
+from greedynas.terminal import make_console, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -29,6 +31,14 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="A network in DIR/models; the one last chosen if not given.")
 ]
 
+# Images of a run that exists
+NamedDataOption = Annotated[
+    str | None, typer.Option("--data", help="Its images, if they are elsewhere now or fetched by name.")
+]
+DataRootOption = Annotated[
+    str | None, typer.Option("--data-root", help="Where a data set by name is kept, if the run has data.root.")
+]
+
 # Budgets
 FlopsOption = Annotated[
     list[str] | None, typer.Option("--flops", help="At most so many multiply-adds: 330M. Several give a family.")
@@ -41,9 +51,9 @@ LatencyTableOption = Annotated[Path | None, typer.Option("--latency-table", help
 def shown_console(as_json: bool = False) -> Console:
     """Where people read: stderr beside JSON, and wide enough for the tables where the output is not a terminal."""
     if not _speaks():
-        return Console(quiet=True)
-    console = Console(stderr=as_json)
-    return console if console.is_terminal else Console(width=140, stderr=as_json)
+        return make_console(quiet=True)
+    console = make_console(stderr=as_json)
+    return console if console.is_terminal else make_console(width=140, stderr=as_json)
 
 
 def say_next(console: Console, command: str) -> None:
@@ -52,7 +62,16 @@ def say_next(console: Console, command: str) -> None:
 
 def print_json(facts: dict[str, object]) -> None:
     if _speaks():
-        typer.echo(json.dumps(facts, indent=2))
+        say(json.dumps(_finite(facts), indent=2, allow_nan=False), lines=True)
+
+
+def _finite(value: object) -> object:
+    """Return the value with null for numbers that are not finite: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _speaks() -> bool:

@@ -7,11 +7,13 @@ import typer
 
 from greedynas.cli.options import (
     DataOption,
+    DataRootOption,
     FlopsOption,
     JsonOption,
     LatencyOption,
     LatencyTableOption,
     ModelOption,
+    NamedDataOption,
     OutOption,
     ParamsOption,
     PresetArgument,
@@ -24,6 +26,7 @@ from greedynas.cli.options import (
     shown_console,
 )
 from greedynas.errors import GreedyNASError
+from greedynas.terminal import say
 
 HoursOption = Annotated[float | None, typer.Option("--hours", help="Fit the whole job into this time.")]
 
@@ -117,7 +120,8 @@ def train(
             import yaml
 
             table = plan_table(config)
-            typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+            say(text, lines=True)
             console.print(table)
         return
     if out is None:
@@ -159,16 +163,19 @@ def search(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the search; the run's own if not given.")
     ] = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
+    from greedynas.fetching import Told
     from greedynas.searches import make_requests, report_searches, search_stage
 
     limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
     chosen = tuple(objectives.split(",")) if front else ()
     requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed)
     console = shown_console(as_json)
-    results = search_stage(run, requests, latency_table, console)
+    results = search_stage(run, requests, latency_table, console, named=Told(data, data_root))
     if as_json:
         print_json({"run": str(run), "searches": results})
     else:
@@ -206,10 +213,13 @@ def retrain(
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the found network (or another one) from scratch, and test it."""
     from greedynas.config import changed_section, parse_assignments
+    from greedynas.fetching import Told
     from greedynas.retraining import report_retraining, retrain_stage
     from greedynas.runs import read_run_config
 
@@ -228,6 +238,7 @@ def retrain(
         pretrained=pretrained,
         seed=seed,
         latency_table=latency_table,
+        named=Told(data, data_root),
     )
     if as_json:
         print_json({"run": str(run), **result})
@@ -243,14 +254,17 @@ def export(
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="onnx or safetensors; both if not given.")
     ] = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the trained network for other tools: ONNX in three precisions, safetensors with a card."""
     from greedynas.distributed import on_first
     from greedynas.export import export_stage, report_export
+    from greedynas.fetching import Told
 
     console = shown_console(as_json)
-    asked = {"model": model, "formats": formats or ("onnx", "safetensors")}
+    asked = {"model": model, "formats": formats or ("onnx", "safetensors"), "named": Told(data, data_root)}
     result = on_first(lambda: export_stage(run, console, **asked))  # type: ignore[arg-type]
     if as_json:
         print_json({"run": str(run), **result})

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from greedynas.cli.options import DataOption, JsonOption, RunArgument, SetOption, app, print_json, shown_console
+from greedynas.cli.options import (
+    DataOption,
+    DataRootOption,
+    JsonOption,
+    NamedDataOption,
+    RunArgument,
+    SetOption,
+    app,
+    print_json,
+    shown_console,
+)
+from greedynas.terminal import say
 
 study_app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(study_app, name="study", help="The paper's studies, on your own data: is the ranking real?")
@@ -19,7 +30,7 @@ JobsOption = Annotated[
 @study_app.callback(invoke_without_command=True)
 def study_root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        say(context.get_help(), lines=True)
 
 
 @study_app.command(epilog="Example: greedynas study theory --m 10 --k 5 --q 0.6 --epsilon 0.5")
@@ -131,9 +142,12 @@ def ranking(
         Path | None, typer.Option("--out", help="The study's folder; DIR/studies/ranking if not given.")
     ] = None,
     jobs: JobsOption = None,
+    data: NamedDataOption = None,
+    data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Table 3 and Figure 3: do few validation images rank paths as all of them do?"""
+    from greedynas.fetching import Told
     from greedynas.studies.ranking import RankingOptions, study_ranking
 
     options = RankingOptions(
@@ -143,6 +157,7 @@ def ranking(
         images=tuple(sorted(set(images or ()))),
         draws=draws,
         jobs=jobs,
+        named=Told(data, data_root),
     )
     result = study_ranking(run, out or run / "studies" / "ranking", options, shown_console(as_json))
     if as_json:

@@ -1,5 +1,6 @@
 """What a run directory holds so far, read and checked for the report. What is malformed is one line that names the file."""
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from greedynas.config import Config
 from greedynas.errors import GreedyNASError
+from greedynas.files import read_bytes
 from greedynas.latency import LatencyTable, load_latency_table
 from greedynas.paths import canonical
 from greedynas.reporting.records import (
@@ -216,22 +218,17 @@ def _lines(file: Path, kinds: dict[str, type[Record]]) -> Iterator[Record]:
     """The records of a JSON-lines file. A last line without its end is still being written."""
     if not file.is_file():
         return
-    with file.open("rb") as handle:
-        for number, line in enumerate(handle, start=1):
-            if not line.endswith(b"\n"):
-                return
-            if line.strip():
-                kind = _validated(f"{file}, line {number}", Other.model_validate_json, line).kind
-                if kind in kinds:
-                    yield _validated(f"{file}, line {number}", kinds[kind].model_validate_json, line)
+    for number, line in enumerate(io.BytesIO(read_bytes(file)), start=1):
+        if not line.endswith(b"\n"):
+            return
+        if line.strip():
+            kind = _validated(f"{file}, line {number}", Other.model_validate_json, line).kind
+            if kind in kinds:
+                yield _validated(f"{file}, line {number}", kinds[kind].model_validate_json, line)
 
 
 def _checked(file: Path, validate: Any) -> Any:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise GreedyNASError(f"cannot read {file}: {error.strerror}") from None
-    return _validated(str(file), validate, data)
+    return _validated(str(file), validate, read_bytes(file))
 
 
 def _validated(where: str, validate: Any, data: bytes) -> Any:

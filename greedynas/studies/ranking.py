@@ -5,7 +5,7 @@ whole validation set: for an untrained supernet, a uniformly trained one and tha
 along the checkpoints, and with each of the three kinds of BatchNorm statistics.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from rich.console import Console
 from greedynas.config import Config, changed
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import BN_MODES, BNMode
+from greedynas.fetching import Told, stored_settings
 from greedynas.paths import OpPath
-from greedynas.runs import read_run_config, step_of
+from greedynas.runs import read_run_config, refuse_links, step_of
 from greedynas.schedule import epochs_within
 from greedynas.space import Space
 from greedynas.stages import choose_device
-from greedynas.state import TrainState
+from greedynas.state import TrainState, fitting
 from greedynas.streams import stream
 from greedynas.studies.correlations import enough_paths, rank_correlations
 from greedynas.studies.ranking_results import ranking_study
@@ -52,6 +53,7 @@ class RankingOptions:
     images: tuple[int, ...] = ()  # numbers of filter images; empty: 10 and up
     draws: int = 3  # of filter images, for each number
     jobs: int | None = None
+    named: Told = field(default_factory=Told)  # the images, by the command line
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,11 @@ class Kind:
 def study_ranking(folder: Path, out: Path, options: RankingOptions, console: Console) -> dict[str, Any]:
     """Evaluate what is not there yet, and say how well few images agree with all."""
     enough_paths(options.paths)
-    config = read_run_config(folder)
+    refuse_links(folder)  # the study is written into the run, if nowhere else
+    config = _config_of(folder, options)
     own = _kinds(folder, config)
     uniform = _uniform_run(folder, out, config, own, options, console)
-    rival = [] if uniform is None else _kinds(uniform, read_run_config(uniform))
+    rival = [] if uniform is None else _kinds(uniform, _config_of(uniform, options))
     last = [Kind("untrained", folder, config, None), *rival[-1:], *own[-1:]]
     earlier = [*rival[:-1], *own[:-1]]
     parts = [_part(kind, mode, config, options) for kind in last for mode in BN_MODES]
@@ -80,6 +83,11 @@ def study_ranking(folder: Path, out: Path, options: RankingOptions, console: Con
     settings = {"run": str(folder), "bn": config.train.bn, "filter_images": config.train.filter_images,
                 "paths": options.paths, "draws": options.draws}  # fmt: skip
     return publish(out, ranking_study([done[part.name] for part in parts], settings), console)
+
+
+def _config_of(folder: Path, options: RankingOptions) -> Config:
+    config = read_run_config(folder)
+    return config.model_copy(update={"data": stored_settings(config.data, options.named, folder)})
 
 
 def _kinds(folder: Path, config: Config) -> list[Kind]:
@@ -101,7 +109,8 @@ def _uniform_run(
     if not options.train_uniform or config.train.sampler == "uniform":
         return None
     assert own[-1].file is not None
-    state = TrainState.from_json(whole_checkpoint(own[-1].file)[1])
+    with fitting(own[-1].file):
+        state = TrainState.from_json(whole_checkpoint(own[-1].file)[1], config.space)
     rival = changed(config.model_dump(mode="json"), {"train.sampler": "uniform"}, str(folder))
     settings = {
         "folder": str(out / "parts" / "train-uniform"),

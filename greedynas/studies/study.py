@@ -9,7 +9,6 @@ finished (`parts/NAME.json`, arrays in `parts/NAME.npz`); the same command again
 files of its own in `parts/NAME/`, such as a run directory from which it goes on. More parts may be added at any time.
 """
 
-import fcntl
 import io
 import json
 import math
@@ -37,10 +36,12 @@ from greedynas import distributed
 from greedynas.config import validated
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_arrays, read_json, write_atomically, write_json
+from greedynas.locks import Lock
 from greedynas.reporting.cells import Table, rich_table
 from greedynas.reporting.wording import duration, size, table_of
 from greedynas.runs import differences, versions
 from greedynas.stopping import Stopped, signals_caught
+from greedynas.terminal import make_console
 
 if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
@@ -215,7 +216,7 @@ def _work_out_quietly(folder: Path, part: Part) -> str:
     """In a worker process. One that is to end writes a checkpoint of its training first."""
     try:
         with signals_caught():
-            return _work_out(folder, part, Console(quiet=True))
+            return _work_out(folder, part, make_console(quiet=True))
     except Stopped as stopped:
         os._exit(stopped.exit_code)
 
@@ -283,15 +284,13 @@ def _locked(folder: Path) -> Iterator[None]:
         raise GreedyNASError(f"{folder} is not empty and not a greedynas study; name another folder")
     try:
         (folder / "parts").mkdir(parents=True, exist_ok=True)
-        lock = (folder / "parts" / ".lock").open("w")
     except OSError as error:
         raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
+    lock = Lock(folder / "parts")
+    try:
         yield
+    finally:
+        lock.close()
 
 
 # The end of a study

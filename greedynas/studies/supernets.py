@@ -103,7 +103,7 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
     if file is None:
         steps = Schedule(config.train, len(trained.data.train)).snapshots
         with fitting(folder / "supernet"):
-            last = TrainState.from_json(checkpoint[1]).step
+            last = TrainState.from_json(checkpoint[1], config.space).step
         trained.earlier = load_snapshots(trained.net, folder / "supernet", steps, last)
     return trained
 

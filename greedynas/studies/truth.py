@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from greedynas.additive import additive_model
 from greedynas.cost import IntArray
 from greedynas.errors import GreedyNASError
+from greedynas.files import read_bytes
 from greedynas.paths import OpPath, canonical, compact
 from greedynas.space import Space, load_space
 from greedynas.streams import stream
@@ -120,9 +121,9 @@ def read_truth(file: Path, space: Space | None = None) -> Truth:
     if space is not None and _layers(space) != _layers(own):
         raise GreedyNASError(f"the ground truth is that of space {SPACE}, not of {space.name}")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GreedyNASError(f"cannot read the ground truth {file}: {error.strerror} ({WHERE})") from None
+        data = json.loads(read_bytes(file).decode("utf-8"))
+    except GreedyNASError as error:
+        raise GreedyNASError(f"{error} ({WHERE})") from None
     except (ValueError, RecursionError):
         raise _refusal(file, "it is not JSON") from None
     paths = np.array(list(itertools.product(*(range(n) for n in own.num_ops))))

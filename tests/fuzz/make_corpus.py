@@ -32,6 +32,7 @@ from safetensors.torch import save
 from greedynas import load_space
 from greedynas.cli import main as cli
 from greedynas.trained import KEY, read_card
+from tests import hostile_onnx
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
 from tests.pictures import paint
 from tests.test_latency import made_up
@@ -266,7 +267,9 @@ def onnx_files(card: str) -> dict[str, bytes]:
     entry = outside.external_data.add()
     entry.key, entry.value = "location", "/etc/passwd"
     loop = helper.make_node("Loop", ["", "", "images"], ["logits"], body=helper.make_graph([], "b", [], []))
+    greedy = {**hostile_onnx.MEMORY, **hostile_onnx.FAILURES}
     return {
+        **{f"hidden-{name}.onnx": make(card) for name, make in greedy.items()},
         "no-card.onnx": model([pool], card=None),
         "own-operator.onnx": model([helper.make_node("Run", ["images"], ["logits"], domain="evil")], domain="evil"),
         "external.onnx": model([pool], initializers=[outside]),
@@ -320,7 +323,7 @@ def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]
         "top": (top,),
         "export": (export,),
         "pool": (json.loads((run / "supernet" / "pool.json").read_text()),),
-        "data": (json.loads((run / "data.json").read_text()),),
+        "data": ({"schema_version": 1, "classes": 3, "train": 42, "val": 12, "digest": "0" * 16},),
         "state": (state,),
         "retrain-state": (
             {
@@ -371,6 +374,15 @@ def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]
             f"mutant-{number:02d}.jsonl",
             b"".join(json.dumps(mutate(r, rng)).encode() + b"\n" for r in rows),
         )
+    lines = (run / "data.jsonl").read_bytes()
+    for name, text in TEXTS.items():
+        yield "manifest", f"{name}.jsonl", text + b"\n"
+    for number in range(20):
+        head, *rows = [json.loads(line) for line in lines.splitlines()]
+        row = rng.randrange(len(rows))
+        head, rows[row] = (mutate(head, rng), rows[row]) if number % 2 else (head, mutate(rows[row], rng))
+        changed = b"".join(json.dumps(one).encode() + b"\n" for one in (head, *rows))
+        yield "manifest", f"mutant-{number:02d}.jsonl", changed if number % 3 else spoiled(lines, rng)
     for name, content in pickles().items():
         yield "model", f"pickle-{name}.safetensors", content
         yield "weights", f"pickle-{name}.pth", content
