@@ -129,6 +129,38 @@ def _place(sample, pictures):
     return found[0]
 
 
+class Told(nn.Module):
+    """Knows the class of each picture, but for those it was told wrong things about."""
+
+    def __init__(self, images, wrong):
+        super().__init__()
+        self.pictures, labels = images.eval_batch()
+        labels[wrong] = (labels[wrong] + 1) % 2
+        self.logits = nn.functional.one_hot(labels, 2).float() * torch.linspace(1, 2, len(labels))[:, None]
+
+    def forward(self, images):
+        places = [(self.pictures == image).all((1, 2, 3)).nonzero().item() for image in images]
+        return self.logits[places]
+
+
+def test_what_is_right_is_not_shown_as_a_mistake(tmp_path):
+    images = images_of(tmp_path, {"a": 20, "b": 20}, val_images=2, test_images=2).train
+    none, few = (assess(Told(images, wrong), images, ["a", "b"], seed=0) for wrong in ([], [3, 7, 11]))
+    assert (none["top1"], len(none["samples"])) == (1, 12)
+    mistakes = [sample for sample in few["samples"] if sample["label"] != sample["predicted"]]
+    assert len(mistakes) == 3
+    assert all(sample["label"] != sample["predicted"] for sample in few["samples"][12:])
+    assert 12 < len(few["samples"]) <= 15
+
+
+def test_grey_images_are_shown_in_grey(tmp_path):
+    images = opened(paint(tmp_path, {"a": 4, "b": 4}), 8, 1, val_images=2, test_images=2).val
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    sample = assess(network, images, ["a", "b"], seed=0)["samples"][0]
+    picture = Image.open(io.BytesIO(base64.b64decode(sample["image"].split(",")[1])))
+    assert (picture.mode, picture.size) == ("L", (8, 8))
+
+
 def test_few_images_are_all_shown(tmp_path):
     images = images_of(tmp_path, {"a": 4, "b": 4}, val_images=2, test_images=2).val
     assert len(assess(Opinionated(2), images, ["a", "b"], seed=0)["samples"]) == 2

@@ -104,3 +104,34 @@ def test_a_limit_is_a_whole_number_of_picoseconds_like_the_latencies():
     assert Budget(max_latency_ms=parse_latency("0.0041s")) == Budget(max_latency_ms=4.1)
     assert Budget(max_latency_ms=1e-12).max_latency_ms > 0
     assert Budget(max_latency_ms=123.456789012345).max_latency_ms == 123.456789012
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 100, 1000])
+def test_as_many_paths_as_were_asked_for(n):
+    limits = {"macs": (None, 40e6), "params": (None, 2.5e6)}
+    paths = sample_feasible(MACRO.cost_tables, limits, n, np.random.default_rng(0))
+    assert (paths.shape, paths.dtype) == ((n, 8), np.int64)
+    assert within(MACRO.cost_tables, limits, paths).all()
+
+
+@pytest.mark.parametrize("cost", ["macs", "params"])
+@pytest.mark.parametrize("end", ["cheapest", "most expensive"])
+def test_the_few_paths_at_the_ends_of_a_large_space_are_found(cost, end):
+    """One in billions: whoever draws from more than these paths finds none of them."""
+    space = load_space("mobilenet")
+    low, high = space.cost_tables[cost].range
+    margin = 0.02 * (high - low)
+    limits = {cost: (None, low + margin) if end == "cheapest" else (high - margin, None)}
+    paths = sample_feasible(space.cost_tables, limits, 30, np.random.default_rng(0))
+    assert len(np.unique(paths, axis=0)) > 20
+    assert within(space.cost_tables, limits, paths).all()
+
+
+def test_limits_between_the_costs_of_two_paths_are_refused():
+    """Bins are too coarse to tell them apart, so paths are drawn for a while before it is clear that none fits."""
+    table = CostTable(np.array([[0, 1_000_000], [0, 3]]), 0, (2, 2))
+    with pytest.raises(GreedyNASError, match="no path keeps all limits at once: macs from 1,000,001 to 1,000,002"):
+        sample_feasible({"macs": table}, {"macs": (1_000_001, 1_000_002)}, 1, np.random.default_rng(0))
+    for limit, path in ((1_000_000, [1, 0]), (1_000_003, [1, 1])):
+        found = sample_feasible({"macs": table}, {"macs": (limit, limit)}, 2, np.random.default_rng(0))
+        assert found.tolist() == [path] * 2

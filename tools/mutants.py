@@ -13,6 +13,7 @@ Survivors that are known, each with the reason why no test should notice them, a
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -32,6 +33,7 @@ from mutations import Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).with_name("surviving_mutants.yaml")
+LIBRARIES = ("numpy", "onnx", "pymoo.core.population", "pytest", "scipy.stats", "timm", "torch", "torchvision")
 COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
@@ -48,7 +50,10 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "evaluation": ("greedynas/evaluation.py", ["tests/test_evaluation.py", "tests/test_losses.py"]),
     "losses": ("greedynas/losses.py", ["tests/test_losses.py"]),
-    "evolution": ("greedynas/evolution.py", ["tests/test_evolution.py", "tests/test_choosing.py"]),
+    "evolution": (
+        "greedynas/evolution.py",
+        ["tests/test_evolution.py", "tests/test_search_steps.py", "tests/test_choosing.py"],
+    ),
     "choosing": ("greedynas/choosing.py", ["tests/test_choosing.py"]),
     "feasible": ("greedynas/feasible.py", ["tests/test_feasible.py", "tests/test_space.py", "tests/test_budget.py"]),
     "data": ("greedynas/data.py", ["tests/test_data.py", "tests/test_copies.py", "tests/test_unreadable.py"]),
@@ -78,7 +83,6 @@ def main() -> int:
     if options.report:
         print(report(read_results(options.results), known_survivors()))
         return 0
-    _load_libraries()
     surprises = 0
     for name in options.module or MODULES:
         if not (ROOT / MODULES[name][0]).exists():
@@ -104,14 +108,9 @@ def _options() -> argparse.Namespace:
 def _load_libraries() -> None:
     """Import what all tests import, but nothing of ours: each mutant is tested in a fork, which then starts at once."""
     import hypothesis
-    import onnx  # noqa: F401
-    import pymoo.operators.survival.rank_and_crowding.metrics  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.stats  # noqa: F401
-    import timm  # noqa: F401
-    import torch  # noqa: F401
-    import torchvision  # noqa: F401
 
+    for library in LIBRARIES:
+        importlib.import_module(library)
     # The same examples every time, and none of the time that finding the smallest one takes.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, max_examples=25, phases=phases)
@@ -131,6 +130,7 @@ def run_module(name: str, options: argparse.Namespace) -> int:
     missing = [m for m in chosen if m.id not in done or (options.again and done[m.id].outcome == "survived")]
     print(f"{name}: {len(everything)} mutants, {len(chosen)} chosen, {len(missing)} to test", flush=True)
     if missing:
+        _load_libraries()
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             places = [_make_place(Path(folder) / str(job)) for job in range(options.jobs)]
             baseline = _baseline(places, tests)
