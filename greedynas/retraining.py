@@ -282,7 +282,7 @@ def on_validation(network: nn.Module, data: Data) -> dict[str, float]:
 
 def results_of(test: dict[str, Any], settings: RetrainSettings) -> dict[str, Any]:
     """What retraining adds to `arch.json`: nothing that depends on the clock."""
-    results = {f"test_{key}": test[key] for key in ("top1", "top5", "macro")}
+    results = {f"test_{key}": test.get(key) for key in ("top1", "top5", "macro")}
     results |= {"recipe": settings.recipe, "epochs": test["epochs"], "inherit": settings.inherit}
     return results if settings.teacher is None else {**results, "teacher": settings.teacher}
 
