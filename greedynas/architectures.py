@@ -38,7 +38,7 @@ def read_arch(folder: Path, model: str | None = None) -> dict[str, Any]:
         missing = f"{folder} has no chosen network yet" if model is None else f"{folder} has no model {model!r}"
         raise GreedyNASError(f"{missing}; find one with greedynas search {folder}")
     arch = read_record(file, Arch)
-    if not NAME.fullmatch(str(arch.get("model"))):
+    if not NAME.fullmatch(arch.get("model") or ""):
         raise GreedyNASError(f"{file} does not describe a network; search again")
     return arch
 

@@ -188,9 +188,9 @@ def report_export(result: dict[str, Any], folder: Path, console: Console) -> Non
     for column in ("file", "precision", "size", "top-1", "latency"):
         table.add_column(column, justify="left" if column in ("file", "precision") else "right")
     for entry in result["files"]:
-        latency = "" if entry["latency_ms"] is None else f"{entry['latency_ms']:.3g} ms"
+        latency = "" if entry.get("latency_ms") is None else f"{entry['latency_ms']:.3g} ms"
         size = f"{entry['bytes'] / 1e6:,.2f} MB"
-        top1 = "withheld" if result.get("withheld") else f"{entry['top1']:.2%}"
+        top1 = "withheld" if result.get("withheld") else "" if entry.get("top1") is None else f"{entry['top1']:.2%}"
         table.add_row(entry["file"], entry["precision"], size, top1, latency)
     table.caption = f"{result['images']:,} test images; one image on one thread of {result['machine']} in ONNX Runtime, when it is quiet"
     console.print(table)
@@ -199,7 +199,7 @@ def report_export(result: dict[str, Any], folder: Path, console: Console) -> Non
     for entry in result["skipped"]:
         console.print(f"left out: {entry['file']} ({entry['why']})", highlight=False, markup=False)
     for entry in result["files"]:
-        if "agrees" in entry:
+        if entry.get("agrees"):
             images, worst = entry["agrees"]["images"], entry["agrees"]["max_difference"]
             told = f"{entry['file']} and PyTorch agree within {worst:.1g} in probabilities on {images} images"
             console.print(told, highlight=False, markup=False)
@@ -268,7 +268,7 @@ def _finished(home: Path, digest: str) -> dict[str, Any] | None:
         ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
         if not ours or not {entry["file"] for entry in result["files"]} <= {WEIGHTS, *ONNX.values()}:
             return None  # of other weights, or not written by us
-        if not set(result["formats"]) <= set(FORMATS):
+        if not set(result["formats"]) <= set(FORMATS) or result["model"] != home.name:
             return None
         card = "safetensors" not in result["formats"] or (home / CARD).is_file()
         files = (_digest(home / entry["file"]) == entry["sha256"] for entry in result["files"])

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from greedynas.errors import GreedyNASError
 from greedynas.folders import EXTENSIONS
+from greedynas.footprint import refuse_giants
 from greedynas.images import Pixels, open_image, reason, square
-from greedynas.sandbox import OnnxProcess
+from greedynas.sandbox import OnnxProcess, images_at_once
 from greedynas.trained import KEY, WEIGHTS, Card, find_model, load_network, parse_card
 
 Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
@@ -50,7 +51,8 @@ def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: in
         raise GreedyNASError("at least one class of at least one image at a time")
     files = list(_find_images(images))
     classify, card = open_model(model)
-    return _predictions(files, classify, card, min(top, len(card.class_names)), batch_size)
+    at_once = images_at_once(max(card.image_size, card.stored_size // 16), batch_size)
+    return _predictions(files, classify, card, min(top, len(card.class_names)), at_once)
 
 
 def open_model(where: Path) -> tuple[Classifier, Card]:
@@ -58,6 +60,7 @@ def open_model(where: Path) -> tuple[Classifier, Card]:
     file = find_model(where, (WEIGHTS, "model.onnx"))
     if file.suffix.lower() != ".onnx":
         network, card = load_network(file)
+        refuse_giants(network, card)
 
         @torch.inference_mode()
         def classify(inputs: Tensor) -> Tensor:

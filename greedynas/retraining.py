@@ -292,7 +292,7 @@ def on_validation(network: nn.Module, data: Data) -> dict[str, float]:
 
 def results_of(test: dict[str, Any], settings: RetrainSettings) -> dict[str, Any]:
     """What retraining adds to `arch.json`: nothing that depends on the clock."""
-    results = {f"test_{key}": test[key] for key in ("top1", "top5", "macro")}
+    results = {f"test_{key}": test.get(key) for key in ("top1", "top5", "macro")}
     results |= {"recipe": settings.recipe, "epochs": test["epochs"], "inherit": settings.inherit}
     if test.get("caveats"):  # beside the accuracies, for whoever reads no more than this
         results |= {"test_caveats": test["caveats"], "test_withheld": test["withheld"]}

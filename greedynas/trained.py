@@ -23,7 +23,7 @@ from greedynas.space import Space, first_problem
 KEY = "greedynas"  # of the card, in the metadata of safetensors and of ONNX files
 WEIGHTS = "model.safetensors"
 MAX_CARD = 16 * 2**20  # characters; a million class names fit
-MAX_SIDE = 16384  # pixels
+MAX_SIDE = 8192  # pixels
 PICKLES = (b"PK", b"\x80")  # how files of torch.save and of pickle begin
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]

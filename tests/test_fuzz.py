@@ -87,10 +87,11 @@ def test_malformed_input_is_one_line(kind, base, photos, greedynas, tmp_path, mo
         code, _, told = greedynas(*lay(how, data, file, run, image, word))
         alarm(0)
         lines = told.splitlines()
-        assert code == 2, (name, told)
-        assert lines[-1].startswith("error: "), (name, told)
-        assert all(line.startswith("warning: ") for line in lines[:-1]), (name, told)
-        assert all(line.isprintable() for line in lines), (name, told)
+        found = name.rpartition("/")[2].startswith("found-")
+        assert code == 2 or (code == 0 and found), (name, told)
+        assert code == 0 or lines.pop().startswith("error: "), (name, told)
+        assert all(line.startswith("warning: ") for line in lines), (name, told)
+        assert all(line.isprintable() for line in told.splitlines()), (name, told)
         assert content(tmp_path) == outside, name  # nor has anything been unpickled: that would make a file here
         shutil.rmtree(run)
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from greedynas import GreedyNASError, load_network, load_space, sandbox
+from greedynas import GreedyNASError, Space, load_network, load_space, sandbox
 from greedynas.data import DataSettings, open_data
+from greedynas.footprint import measure
 from greedynas.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
+from greedynas.space import Fixed, Stage
 from greedynas.terminal import make_console
-from greedynas.trained import KEY
+from greedynas.trained import KEY, make_network
 from tests import hostile_onnx
 from tests.pictures import picture, spoil
 from tests.test_export import exported
@@ -286,6 +288,44 @@ def test_large_batches_are_run_in_parts(exported, monkeypatch):
     assert logits[0].shape == (7, 3)
     assert np.allclose(logits[0], logits[1], atol=1e-5)
     assert np.allclose(logits[0], logits[2], atol=1e-5)
+
+
+def giant(size, channels, stride=1):
+    """Few weights, large images, many channels."""
+    stem = [Fixed(op="CONV_K3", channels=channels, stride=stride), Fixed(op="CONV_K3", channels=8, stride=8)]
+    stage = Stage(channels=8, stride=8)
+    space = Space(name="giant", ops=["ID", "MB1_K3"], stem=stem, stages=[stage], image_size=size, num_classes=3)
+    return make_card(space, path=(1,), image_size=size)
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        (giant(2048, 256), "takes 4.3 GB for one of its tensors"),
+        (giant(256, 4096), "takes 1.1 GB for one of its tensors"),
+        (giant(4096, 2048, stride=8), "2.1 GB for one of its tensors"),
+        (make_card("vit_tiny_patch16_224", image_size=2048), "GB for one of its tensors"),
+    ],
+)
+def test_weights_of_a_giant_are_not_run(card, told, tmp_path, gallery):
+    """A file of 100 KB took 9 GB."""
+    save_trained(tmp_path / "model.safetensors", card)
+    with pytest.raises(GreedyNASError, match=told):
+        predict(tmp_path / "model.safetensors", [gallery / "colour.png"])
+
+
+def test_what_a_network_takes_is_found_without_running_it():
+    card = giant(64, 16)
+    network = make_network(card).eval()
+    assert measure(network, card) == (16 * 64 * 64, card.space.costs([card.path]).macs[0])
+
+
+@pytest.mark.parametrize(
+    "card", [giant(512, 64), giant(1024, 96, stride=2), make_card("mobilenetv3_small_050", image_size=640)]
+)
+def test_large_networks_that_are_no_giants_are_run(card, tmp_path, gallery):
+    save_trained(tmp_path / "model.safetensors", card)
+    assert len(list(predict(tmp_path / "model.safetensors", [gallery / "colour.png"]))) == 1
 
 
 def test_files_that_are_no_models(exported, gallery, tmp_path):

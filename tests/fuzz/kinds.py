@@ -49,6 +49,7 @@ FILES = {
     "pool": Kind(REPORT, ("supernet/pool.json",)),
     "tested": Kind(REPORT, (f"models/{NAME}/test.json",)),
     "export": Kind(REPORT, (f"models/{NAME}/export.json",)),
+    "exported": Kind(("export", "{run}", "--format", "safetensors"), (f"models/{NAME}/export.json",)),
     "searched": Kind(REPORT, (f"searches/{NAME}/search.json",)),
     "arch": Kind(RETRAIN, ("arch.json", f"models/{NAME}/arch.json"), (f"searches/{NAME}/search.json",)),
     "resumed": Kind(SEARCH, (f"searches/{NAME}/search.json",)),
@@ -58,6 +59,7 @@ FILES = {
     "data": Kind(("search", "{run}", "--flops", "50K"), ("data.json",), ("data.jsonl",)),  # of an older version
     "manifest": Kind(("search", "{run}", "--flops", "50K"), ("data.jsonl",)),
     "state": Kind(("search", "{run}", "--flops", "50K"), ("supernet",)),
+    "continued": Kind(("train", "{run}/tiny.yaml", "--out", "{run}"), ("supernet",)),
     "retrain-state": Kind((*RETRAIN, "--name", "again"), ("models/again/checkpoints",)),
 }
 WORDS = {
@@ -66,6 +68,8 @@ WORDS = {
     "flops": Kind(("search", "{run}", "--flops", "{word}")),
     "latency": Kind(("search", "{run}", "--latency", "{word}")),
     "set": Kind(("train", "fashion", "--plan", "--set", "{word}")),
+    "trained": Kind(("train", "{run}/tiny.yaml", "--out", "{run}/new", "--set", "{word}")),
+    "params": Kind(("search", "{run}", "--params", "{word}")),
     "arch": Kind(("retrain", "{run}", "--arch", "{word}")),
     "model": Kind(("export", "{run}", "--model", "{word}")),
     "name": Kind(("search", "{run}", "--flops", "50K", "--name", "{word}")),
@@ -101,13 +105,17 @@ def _lay_checkpoint(folder: Path, state: bytes, run: Path) -> None:
 
 
 def cases() -> Iterator[tuple[str, Kind, Path | None, str]]:
-    """(name, kind, file, word) of all that is kept."""
+    """(name, kind, file, word) of all that is kept. What is `found` once went wrong, and may be accepted now."""
     for name, kind in FILES.items():
         for file in sorted((CORPUS / name).glob("*")):
             yield f"{name}/{file.name}", kind, file, ""
     for name, kind in WORDS.items():
-        for number, word in enumerate(json.loads((CORPUS / "words" / f"{name}.json").read_text(encoding="utf-8"))):
-            yield f"words/{name}/{number}", kind, None, word
+        for found, file in (
+            ("", CORPUS / "words" / f"{name}.json"),
+            ("found-", CORPUS / "words" / "found" / f"{name}.json"),
+        ):
+            for number, word in enumerate(json.loads(file.read_text(encoding="utf-8")) if file.exists() else ()):
+                yield f"words/{name}/{found}{number}", kind, None, word
 
 
 def make_run(folder: Path, photos: Path, greedynas: object) -> Path:
@@ -125,4 +133,5 @@ def make_run(folder: Path, photos: Path, greedynas: object) -> Path:
     for command in (["train", config, "--out", run], ["search", run, "--flops", "60K"], ["retrain", run]):
         code, _, told = greedynas(*command)  # type: ignore[operator]
         assert code == 0, told
+    shutil.copy(config, run)
     return run
