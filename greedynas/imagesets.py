@@ -446,18 +446,22 @@ def _refusal(name: str, why: str) -> GreedyNASError:
 def _loader(dataset: Dataset[Item], keys: list[Any], workers: int, pin_memory: bool = False) -> Iterator[Item]:
     """The items of the keys, in order."""
     if workers == 0 or not keys:
-        return (dataset[key] for key in keys)
-    return iter(
-        DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=keys,
-            num_workers=min(workers, len(keys)),
-            pin_memory=pin_memory,
-            generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
-            worker_init_fn=partial(_prepare_worker, os.getpid()),
-        )
+        yield from (dataset[key] for key in keys)
+        return
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=keys,
+        num_workers=min(workers, len(keys)),
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
+        worker_init_fn=partial(_prepare_worker, os.getpid()),
     )
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        # What PyTorch does not turn into its own message: a worker was killed while it sent an item.
+        raise RuntimeError(f"DataLoader worker has ended while it sent images: {error}") from None
 
 
 def _from_all_ranks(dataset: Dataset[Loaded], keys: list[Any], workers: int) -> Iterator[Loaded]:

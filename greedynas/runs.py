@@ -229,8 +229,13 @@ class Checkpoints:
 
 
 def _refuse_other_ranks(folder: Path, config: Config) -> None:
-    """All ranks of a run must have the same directory and the same settings."""
+    """All ranks of a run must have the same directory and the same settings.
+
+    Images may lie in another folder on another machine: they are compared themselves (`refuse_other_machines`).
+    """
     facts = {"run directory": str(folder.absolute()), **flattened(config)}
+    if names_a_folder(config.data.source):
+        facts = {key: value for key, value in facts.items() if not key.endswith(("data.source", "data.root"))}
     distributed.refuse_difference(facts, f"give every machine the same files, and the same {folder}")
 
 

@@ -3,7 +3,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,15 +28,13 @@ from greedynas.studies.macro import (
     with_epochs,
 )
 from greedynas.studies.macro_results import (
-    flat,
     found_within,
-    macro_study,
     measures,
     paired,
     reference_rankings,
     summarised,
 )
-from greedynas.studies.study import Done, read_part
+from greedynas.studies.study import Done
 from greedynas.studies.supernets import load_trained, within_cost
 from greedynas.studies.truth import Truth, read_truth
 from greedynas.training import calibration_images
@@ -289,18 +286,6 @@ def test_epochs_within_a_cost(sampler, bn):
     assert cost(epochs) <= allowed < cost(epochs + 1)
     assert epochs_within(settings, 45_000, 10, 3) == 0
     assert epochs == {"uniform": 60, "fair": 20}.get(sampler, epochs)
-
-
-def test_the_record_is_what_the_study_says_of_its_parts(truth):
-    """Parts of earlier versions stay readable, and no figure of the record was written by hand."""
-    record = Path(__file__).parents[1] / "benchmarks" / "macro_record"
-    found = macro_study(truth, [read_part(record, name) for name in ("greedy-400", "nwot-400")], {}).results
-    recorded = json.loads((record / "study.json").read_text())["results"]
-    for key, made in (("parts", found["parts"][0]), ("untrained", found["untrained"][0])):
-        kept = next(row for row in recorded[key] if (row["seed"], row.get("method")) == (400, made.get("method")))
-        numbers, expected = flat(made), flat(kept)
-        assert numbers == pytest.approx(expected)
-        assert len(numbers) > 10
 
 
 def test_a_study_from_elsewhere_can_be_read_without_the_images(studied, greedynas, tmp_path, macro_truth):
