@@ -18,6 +18,7 @@ from greedynas.data import macro_accuracy
 from greedynas.fitting import retrain
 from greedynas.losses import balanced_weights, classification_loss, image_weights
 from greedynas.recipes import make_recipe
+from greedynas.reporting.report import write_report
 from greedynas.retraining import on_validation
 from greedynas.searches import SupernetEvaluator, make_requests, search_stage
 from greedynas.snapshots import evaluate_snapshots
@@ -215,23 +216,26 @@ def test_rare_classes_make_a_balanced_accuracy_as_uncertain_as_fewer_images_woul
     assert plain.images == 26
 
 
-def test_a_run_on_balanced_classes_records_its_metric(tmp_path):
-    photos = paint(tmp_path / "photos", {"a": 40, "b": 9, "c": 12}, size=(10, 9))
-    chosen = {**DATA, "source": str(photos), "class_weights": "balanced"}
-    config = Config(name="tiny", space=tiny_space(), data=chosen, train={**SETTINGS, "max_epochs": 1})
-    run = tmp_path / "run"
-    train_stage(config, run, console())
-    limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
-    requests = make_requests(
-        run, limits, "evolution", (), True, None, [], None, SearchSettings(population=3, generations=2)
-    )
-    search_stage(run, requests, None, console())
-    assert json.loads((run / "searches" / "macs-60K" / "search.json").read_text())["metric"] == "balanced accuracy"
-
-
 def test_the_best_of_several_networks_goes_by_balanced_validation(uneven):
     measured = on_validation(new_network(), uneven)
     logits, labels = predict_logits(new_network(), uneven.val)
     assert measured["val_macro"] == macro_accuracy(logits.argmax(1) == labels, labels, 3)
     losses = F.cross_entropy(logits, labels, reduction="none")
     assert measured["val_loss"] == pytest.approx(np.mean([losses[labels == c].mean() for c in range(3)]), rel=1e-5)
+
+
+def test_the_report_says_that_accuracies_are_averaged_over_classes(tmp_path):
+    photos = paint(tmp_path / "photos", {"a": 40, "b": 9, "c": 12}, size=(10, 9))
+    for weights, sentence in (("balanced", True), ("none", False)):
+        chosen = {**DATA, "source": str(photos), "class_weights": weights}
+        config = Config(name="tiny", space=tiny_space(), data=chosen, train={**SETTINGS, "max_epochs": 1})
+        run = tmp_path / weights
+        train_stage(config, run, console())
+        limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
+        few = SearchSettings(population=3, generations=2)
+        search_stage(run, make_requests(run, limits, "evolution", (), True, None, [], None, few), None, console())
+        metric = json.loads((run / "searches" / "macs-60K" / "search.json").read_text()).get("metric")
+        assert metric == ("balanced accuracy" if sentence else None)
+        page = write_report(run).read_text()
+        assert ("on validation images, averaged over classes" in page) == sentence
+        assert ("Accuracy there is the mean over classes" in page) == sentence

@@ -66,6 +66,7 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
         choice=story.choice(facts),
+        averaged=story.averaged_over_classes(facts),
         caveats=story.caveats(facts),
         tiles=story.tiles(facts),
         worth=worth(facts),

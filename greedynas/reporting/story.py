@@ -75,6 +75,12 @@ def _found(facts: Facts, model: Model) -> str:
     return told
 
 
+def averaged_over_classes(facts: Facts) -> bool:
+    """Return whether the accuracy of the chosen network on the supernet is a mean over classes."""
+    search = facts.search_of(facts.chosen)
+    return search is not None and search.metric == "balanced accuracy"
+
+
 def choice(facts: Facts) -> str | None:
     """Say how the search chose the network among equals, if it is the one that it chose."""
     search = facts.search_of(facts.chosen)
