@@ -15,6 +15,7 @@ from greedynas.evolution import (
     make_task,
     random_search,
     search_steps,
+    survivors,
 )
 
 MACRO = load_space("macro")
@@ -100,6 +101,33 @@ def test_offspring_that_violate_a_limit_are_counted():
         counts.append(result.ditched)
     assert counts[0] == 0
     assert all(before < after for before, after in pairwise(counts))
+
+
+def test_of_a_front_that_does_not_fit_the_most_accurate_survive():
+    """Five paths of which none is better in both: the more expensive, the more accurate."""
+    task = make_task(MACRO, Budget())
+    paths = sorted(
+        map(tuple, MACRO.sample(5, np.random.default_rng(0)).tolist()), key=lambda p: MACRO.costs([p]).macs[0]
+    )
+    front = [Found(path, accuracy, 0) for path, accuracy in zip(paths, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True)]
+    worse = Found((2,) * 8, 0.05, 0)  # behind all of them
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]):
+        candidates = [worse, *(front[i] for i in order)]
+        assert sorted(entry.accuracy for entry in survivors(task, candidates, 3)) == [0.3, 0.4, 0.5]
+        assert set(survivors(task, candidates, 5)) == set(front)
+        assert set(survivors(task, candidates, 6)) == {worse, *front}
+
+
+def test_in_a_front_of_three_the_one_in_the_middle_is_crowded():
+    task = make_task(MACRO, Budget())
+    paths = sorted(
+        map(tuple, MACRO.sample(3, np.random.default_rng(0)).tolist()), key=lambda p: MACRO.costs([p]).macs[0]
+    )
+    front = [Found(path, accuracy, 0) for path, accuracy in zip(paths, (0.1, 0.2, 0.3), strict=True)]
+    individuals = evolution._individuals(task, front)
+    assert np.isinf(individuals.get("crowding")).tolist() == [True, False, True]
+    assert individuals.get("rank").tolist() == [0, 0, 0]
+    assert np.isinf(evolution._individuals(task, front[:2]).get("crowding")).all()
 
 
 def test_random_search_violates_nothing_and_knows_no_pool():

@@ -276,6 +276,7 @@ def _run_tests(place: Path, tests: Sequence[str], order: dict[str, float], cpu: 
     sys.path[0] = str(place)  # instead of tools/
     sys.dont_write_bytecode = not write_bytecode
     os.environ |= {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    os.environ["PYTEST_XDIST_WORKER"] = "mutant"  # one thread: tests/conftest.py takes two where a test runs alone
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not timed"]
     note = Note(place / "note.json", order)
     code = pytest.main([*arguments, "--hypothesis-profile=mutants", *tests], plugins=[note])
