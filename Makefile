@@ -5,7 +5,7 @@ VENV_MIN = .venv-min
 INSTALLED = $(VENV)/.installed
 INSTALLED_MIN = $(VENV_MIN)/.installed
 
-.PHONY: demo bench test test-min chaos fuzz lint types format wheel clean
+.PHONY: demo bench test test-min chaos fuzz mutants lint types format wheel clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/greedynas demo
@@ -30,6 +30,10 @@ test-min: $(INSTALLED_MIN)
 # Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About five minutes on two cores.
 chaos: $(INSTALLED)
 	$(VENV)/bin/python -m tests.chaos
+
+# Wrong code on purpose, one change at a time: does a test notice? All of it takes a night; MUTANTS="--module pool" minutes.
+mutants: $(INSTALLED)
+	$(VENV)/bin/python tools/mutants.py $(MUTANTS)
 
 # Malformed input of all kinds: the corpus, then new ones for so many seconds. What goes wrong is kept in tests/fuzz/corpus.
 SECONDS ?= 600

@@ -1,4 +1,4 @@
-"""How good is the best network of NAS-Bench-Macro really? Its 93.127% is the highest of 6,561 means of three noisy trainings.
+"""How good is the best network of NAS-Bench-Macro really? Its 93.127% is the highest of 3,969 means of three noisy trainings.
 
     python benchmarks/macro_noise.py nas-bench-macro_cifar10.json > benchmarks/macro_noise.txt
 

@@ -1,4 +1,4 @@
-"""greedynas: the best small image classifier for your data and hardware budget (GreedyNAS, CVPR 2020)."""
+"""greedynas: a small image classifier for your data and hardware budget (GreedyNAS, CVPR 2020)."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from greedynas.bitmaps import pack_bits
 from greedynas.data import ImageSet, macro_accuracy
 from greedynas.images import denormalised
 from greedynas.streams import stream
@@ -55,6 +56,7 @@ def assess(network: nn.Module, images: ImageSet, class_names: Sequence[str], see
         "class_names": list(class_names),
         "per_class": [hit / count if count else None for hit, count in zip(hits, counts, strict=True)],
         "confusion": confusion.tolist(),
+        "correct": pack_bits((predicted == labels).numpy()),  # image by image, to compare networks on the same ones
         "samples": _samples(logits.softmax(1), labels, images, seed),
     }
 

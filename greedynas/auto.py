@@ -9,12 +9,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from greedynas.budget import Budget, told_count
-from greedynas.config import AUTO, Config, changed, resolve_key
+from greedynas.config import AUTO, Asked, Config, TrainSettings, changed, extends, resolve_key
 from greedynas.looking import Look, look_at
 from greedynas.ops import parse_op
+from greedynas.schedule import PAPER_RATIO
 from greedynas.space import Space, load_space, space_names
 from greedynas.stages import choose_device
 
@@ -34,6 +36,12 @@ UNKNOWN_SIDE = 64  # where images tell their sizes only when all are read
 MANY_IMAGES = 100_000  # enough to train the 13 ops a layer of mobilenet-se
 IMAGENET_LIKE = 500_000
 IMBALANCED = 4  # times as many images in the largest class as in the smallest
+
+# Images that rank paths in a filtering, and Kendall's τ-b of their ranking with that of 1,000: benchmarks/filter_images.txt
+RELIABILITY = ((4, 0.16), (8, 0.36), (16, 0.44), (32, 0.55), (64, 0.64), (100, 0.70), (200, 0.78), (400, 0.85))
+RANKED = 100  # filter images that a ranking should have,
+AFFORDABLE = 2.0  # as long as filtering costs no more than this many times the training
+WARMUP = 0.25  # share of the steps without filtering
 
 POCKET_CORE_MS = 3.0  # for a core to train a network of pocket on an image of 64 px
 CPU_HOURS = 1.0  # what a job of default length should stay under; a smaller image size sees to it
@@ -96,6 +104,8 @@ def auto_config(
     _choose_training(choices, look, space, kind, images, device)
     _choose_retraining(choices, space, kind, images)
     config = changed({"name": AUTO}, {**choices.values, **by_hand, "space": space}, AUTO)
+    asked = Asked(preset=AUTO, changes={key: by_hand[key] for key in by_hand if not extends(key)})
+    config = config.model_copy(update={"asked": asked})
     return config, [f"your data: {look.told()}", *choices.reasons]
 
 
@@ -154,7 +164,8 @@ def _choose_space(choices: Choices, look: Look, kind: str, images: int, budget: 
     why += ", and enlarging such small ones helps" if side < sizes[0] else ""
     why = "the sizes of your images are known only when all are read" if look.side is None else why
     if kind == "cpu":
-        quick = [size for size in fitting if _cpu_hours(space.adapt(image_size=size), images) <= CPU_HOURS]
+        work = _cpu_images(choices, look, images)
+        quick = [size for size in fitting if _cpu_hours(space.adapt(image_size=size), work) <= CPU_HOURS]
         quick = quick or [fitting[0]]
         why += (
             f"; more would take {torch.get_num_threads()} CPU cores over an hour" if len(quick) < len(fitting) else ""
@@ -198,9 +209,16 @@ def _stored(size: int) -> float:
     return size if size <= 64 else size / 0.875
 
 
-def _cpu_hours(space: Space, images: int) -> float:
-    """What a job takes on this CPU, very roughly: a filtered training step costs 1.25 plain ones."""
-    trained = images * (1.25 * SUPERNET["cpu"].epochs(images) + RETRAINING["cpu"].epochs(images))
+def _cpu_images(choices: Choices, look: Look, images: int) -> float:
+    """Return the images that a job trains on, with the cost of filtering counted as images."""
+    batch = choices.given.get("train.batch_size", _batch(images, "cpu"))
+    epochs = choices.given.get("train.max_epochs", SUPERNET["cpu"].epochs(images))
+    filtering = _filtering(choices, look, "cpu", images, batch, epochs)
+    return images * (epochs * (1 + (1 - WARMUP) * filtering.cost) + RETRAINING["cpu"].epochs(images))
+
+
+def _cpu_hours(space: Space, trained: float) -> float:
+    """What a job takes on this CPU, very roughly."""
     dearer = sum(space.cost_tables["macs"].range) / sum(load_space("pocket").cost_tables["macs"].range)
     return trained * POCKET_CORE_MS * dearer / torch.get_num_threads() / 3_600_000
 
@@ -234,9 +252,16 @@ def _reads_left_to_right(look: Look) -> bool:
     return all(len(name) == 1 and (name.isalpha() or (name.isdigit() and look.grey)) for name in names)
 
 
+def _most_in_a_batch(images: int, kind: str) -> int:
+    return 64 if kind == "cpu" else 256 if images < IMAGENET_LIKE else 1024
+
+
+def _batch(images: int, kind: str) -> int:
+    return min(max(_power_of_two(images / 25), 8), _most_in_a_batch(images, kind))
+
+
 def _choose_training(choices: Choices, look: Look, space: Space, kind: str, images: int, device: torch.device) -> None:
-    most = 64 if kind == "cpu" else 256 if images < IMAGENET_LIKE else 1024
-    batch = min(max(_power_of_two(images / 25), 8), most)
+    most, batch = _most_in_a_batch(images, kind), _batch(images, kind)
     why = "enough steps an epoch" if batch < most else f"what a {kind.upper()} works well with"
     fits = _largest_batch(space, device)
     if fits < batch:
@@ -247,8 +272,8 @@ def _choose_training(choices: Choices, look: Look, space: Space, kind: str, imag
     steps = max(1, images // batch)
     why = f"about {told_count(float(f'{epochs * images:.2g}'))} images to train on, {epochs * steps:,} steps"
     epochs = choices.choose("train.max_epochs", epochs, why)
-    choices.choose("train.warmup", 0.25, "")
-    after_warmup = 0.75 * epochs * steps
+    choices.choose("train.warmup", WARMUP, "")
+    after_warmup = (1 - WARMUP) * epochs * steps
     k = choices.given.get("train.k", 5)
     pool = min(max(round(after_warmup / 40, -1), 10, k), 1000)
     pool = choices.choose("train.pool_size", int(pool), "so that every place in the pool is competed for many times")
@@ -256,18 +281,60 @@ def _choose_training(choices: Choices, look: Look, space: Space, kind: str, imag
         why = f"a pool of {pool} after epochs of {steps} steps says little about when to stop, so all are trained"
         choices.choose("train.stopping", False, why)
 
-    half = max(batch // 2, 2)
-    why = "half a batch, so that filtering costs about a quarter of training"
-    if half < look.classes <= batch:
-        half, why = look.classes, "one image of each class"
-    val = _val_images(choices, look)
-    if half > val:
-        half, why = val, "all validation images there are"
-    filter_images = choices.choose("train.filter_images", half, why)
+    filtering = _filtering(choices, look, kind, images, batch, epochs)
+    filter_images = choices.choose("train.filter_images", filtering.images, filtering.why)
     choices.choose("train.bn_images", max(filter_images, 2), "")
     large = images >= IMAGENET_LIKE
     choices.choose("train.lr", 0.12 if large else round(0.1 * min(1, batch / 64), 4), "")
     choices.choose("train.weight_decay", 4e-5 if large else 1e-4 if kind == "cpu" else 5e-4, "")
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """How many images rank the paths of a filtering, and what that costs."""
+
+    images: int
+    cost: float  # of filtering over that of training, after the warm-up
+    why: str
+
+
+def _filtering(choices: Choices, look: Look, kind: str, train_images: int, batch: int, epochs: int) -> Filtering:
+    """Choose the filter images by what a ranking needs, within a cost.
+
+    Half a batch is cheap. Where this is less than one image of each class or than a ranking needs, more are taken, at most as
+    many as cost AFFORDABLE times the training; more where a data set is so small that training and filtering together
+    still take less than a training of the usual length.
+    """
+    settings = TrainSettings()
+    paths = choices.given.get("train.m", settings.m) / choices.given.get("train.k", settings.k)
+    cost = paths / batch / PAPER_RATIO  # of one filter image, over that of a training step
+    trained = epochs * max(1, train_images // batch) * batch
+    limit = max(AFFORDABLE, (SUPERNET[kind].images - trained) / trained / (1 - WARMUP))
+    half = max(batch // 2, 2)
+    wanted, why = half, "half a batch"
+    if wanted < min(look.classes, batch):
+        wanted = min(look.classes, batch)
+        why = "one of each class" if wanted == look.classes else f"a batch, because there are {look.classes:,} classes"
+    if wanted < RANKED:
+        wanted, why = RANKED, "fewer rank paths too badly"
+    if wanted > max(affordable := int(limit / cost), half):
+        wanted, why = max(affordable, half), f"more would cost over {limit:.2g} times the training"
+    if wanted >= (val := _val_images(choices, look)):
+        wanted, why = val, "all validation images there are"
+    why += (
+        f"; rankings by {wanted:,} and by 1,000 images agree with a τ-b of about {_reliability(wanted):.2f}, "
+        f"and filtering costs {_times(wanted * cost)} the training after the warm-up"
+    )
+    return Filtering(wanted, wanted * cost, why)
+
+
+def _reliability(images: int) -> float:
+    counts, taus = zip(*RELIABILITY, strict=True)
+    return float(np.interp(math.log(max(images, 1)), np.log(counts), taus))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} times" if ratio >= 0.95 else f"{ratio:.0%} of"
 
 
 def _choose_retraining(choices: Choices, space: Space, kind: str, images: int) -> None:

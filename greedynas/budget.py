@@ -5,8 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from greedynas.cost import DECIMALS
 from greedynas.errors import GreedyNASError
 
 _NUMBER = r"(?P<number>\d{1,18}(?:[_,]\d{3}){0,5}(?:\.\d{1,18})?(?:[eE]\+?\d{1,2})?)\s*"
@@ -27,6 +36,12 @@ class Budget(BaseModel):
     min_macs: PositiveInt | None = None
     min_params: PositiveInt | None = None
     min_latency_ms: PositiveFloat | None = None
+
+    @field_validator("max_latency_ms", "min_latency_ms")
+    @classmethod
+    def _whole_picoseconds(cls, limit: float | None) -> float | None:
+        """Round a limit as the latencies themselves are: 0.0011 s are 1.1 ms, not 1.1 ms and a rounding error."""
+        return None if limit is None else max(round(limit, DECIMALS), 10.0**-DECIMALS)
 
     @model_validator(mode="after")
     def _not_contradictory(self) -> Self:

@@ -14,6 +14,7 @@ from greedynas.yamlfiles import parse_value, read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
+EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=1e30)]  # what float32 can hold, with room for products
@@ -87,6 +88,10 @@ class TrainSettings(BaseModel):
             )
         return self
 
+    def limited_to(self, val_images: int) -> "TrainSettings":
+        """Return the settings with no more filter images than there are validation images."""
+        return self.model_copy(update={"filter_images": min(self.filter_images, val_images)})
+
 
 class SearchSettings(BaseModel):
     """Search on the trained supernet (Algorithm 3). The defaults are the paper's."""
@@ -99,6 +104,8 @@ class SearchSettings(BaseModel):
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
     additive: Fraction = 0.0  # of the score that a network is chosen by: an additive model of all evaluated paths
+    # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
+    tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0
 
 
 class RetrainSettings(BaseModel):
@@ -159,6 +166,10 @@ class Asked(BaseModel):
     hours: float | None = None
     changes: dict[str, Any] = {}
 
+    def chose(self, key: str) -> bool:
+        """Return whether `auto` chose the value of a setting, by dotted key, and not the user."""
+        return self.preset == AUTO and key not in self.changes
+
     def told(self) -> str:
         hours = "" if self.hours is None else f" --hours {self.hours:g}"
         changes = "".join(f" {key}={value}" for key, value in sorted(self.changes.items()))
@@ -206,6 +217,11 @@ class Config(BaseModel):
             except ValidationError as error:
                 raise GreedyNASError(f"samplers.{sampler}.{first_problem(error)}") from None
         return self
+
+
+def extends(key: str) -> bool:
+    """Return whether a change of this setting, by dotted key, only adds to a run."""
+    return key.partition(".")[0] in EXTENDING
 
 
 def preset_names() -> list[str]:

@@ -4,9 +4,9 @@ import hashlib
 import json
 import logging
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,18 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from greedynas import distributed
+from greedynas.copies import Copies, absence_note, caveats, find_copies
 from greedynas.errors import GreedyNASError
+from greedynas.folders import shown_path
 from greedynas.images import View, normalisation
-from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cpus, shuffled_by_class
-from greedynas.reading import InMemory, read_splits
-from greedynas.sources import Splits
+from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, shuffled_by_class
+from greedynas.losses import balanced_weights
+from greedynas.manifest import Manifest, make_manifest, read_manifest, recall, refuse_difference, rows_of
+from greedynas.reading import InMemory, located, read_splits
+from greedynas.sources import MOST_HASHED, Files, Source, Splits
 from greedynas.streams import stream
 
 __all__ = ["Data", "DataSettings", "ImageSet", "macro_accuracy", "normalisation", "open_data"]
 
 logger = logging.getLogger("greedynas")
-
-MAX_HASHED = 200_000  # images; looking for copies among more would delay the start too much
 
 
 class DataSettings(BaseModel):
@@ -60,6 +62,11 @@ class DataSettings(BaseModel):
             raise ValueError("at least 1 image, or a fraction between 0 and 1")
         return value
 
+    def located(self) -> "DataSettings":
+        """Return these settings with paths that mean the same from every directory."""
+        source, root = located(self.source, self.root)
+        return self.model_copy(update={"source": source, "root": root})
+
 
 @dataclass
 class Data:
@@ -69,12 +76,13 @@ class Data:
     val: ImageSet
     class_names: list[str]
     notes: list[str]  # for the log: what was read, how it was split, what was left out
-    class_weights: Tensor | None  # (classes,), of mean 1, on the device
+    class_weights: Tensor | None  # (classes,), of mean 1 over the training images, on the device; None: all count alike
     _splits: Splits = field(repr=False)
     _shelves: Shelves = field(repr=False)
     _pool: Shelf = field(repr=False)  # train, and what was held out of it for validation
-    _test_rows: Rows = field(repr=False)
+    _rows: dict[str, Rows] = field(repr=False)  # of the splits, as they were asked for
     _check_duplicates: bool = field(repr=False)
+    _copies: Copies | None = field(default=None, repr=False)
     _test: ImageSet | None = field(default=None, repr=False)
 
     def test(self) -> ImageSet:
@@ -84,7 +92,7 @@ class Data:
             self._read_late_test()
             source = self._splits.test or self._splits.train
             self._shelves.notes.clear()
-            self._test = self._shelves.open(source, self._test_rows, "test").all()
+            self._test = self._shelves.open(source, self._rows["test"], "test", trained=False).all()
             self.notes += self._shelves.notes
             if len(self._test) == 0:
                 raise GreedyNASError("no readable images are left in the test set")
@@ -95,15 +103,48 @@ class Data:
     @property
     def test_count(self) -> int:
         """How many test images there are, without a look at them; 0 where only reading them tells."""
-        return len(self._test_rows)
+        return len(self._rows["test"])
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """All that a run must find again when it goes on. Files are read for it that were not read before."""
+        wanted = np.union1d(self._rows["train"], self._rows["val"])
+        skipped = {self._pool.source.relative(row) for row in np.setdiff1d(wanted, self._pool.rows).tolist()}
+        if (val := self._splits.val) is not None:
+            skipped |= {val.relative(row) for row in np.setdiff1d(np.arange(len(val)), self.val.rows).tolist()}
+        return make_manifest(self._splits, self._rows, sorted(skipped))
 
     def identity(self) -> dict[str, Any]:
-        """What a run must find again when it goes on: the order of images depends on it."""
+        """Return what tells these images from others: counts, and a digest of all names, contents and splits."""
+        return {**self._counts(), "digest": self.manifest.digest()}
+
+    def labels_identity(self) -> dict[str, Any]:
+        """Return the identity that older runs kept in `data.json`, which knows no more than classes and labels."""
         digest = hashlib.sha256(json.dumps(self.class_names).encode())
         for images in (self.train, self.val):
             digest.update(images.labels.numpy().tobytes())
-        counts = {"classes": len(self.class_names), "train": len(self.train), "val": len(self.val)}
-        return {**counts, "digest": digest.hexdigest()[:16]}
+        return {**self._counts(), "digest": digest.hexdigest()[:16]}
+
+    def _counts(self) -> dict[str, int]:
+        return {"classes": len(self.class_names), "train": len(self.train), "val": len(self.val)}
+
+    def caveats(self) -> dict[str, Any]:
+        """Return what belongs beside an accuracy on the test set: copies of training images in it, classes it lacks."""
+        test = self.test() if self._test is None else self._test
+        present = set(test.labels.tolist())
+        absent = [name for label, name in enumerate(self.class_names) if label not in present]
+        return caveats(self._copies, absent)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether all classes count alike, in training and in every choice, however many images each has."""
+        return self.class_weights is not None
+
+    def weights_for(self, images: ImageSet) -> Tensor | None:
+        """Return the class weights for training on these images; None where all images count alike."""
+        if self.class_weights is None:
+            return None
+        return balanced_weights(images.labels, len(self.class_names)).to(self.class_weights.device)
 
     def train_and_val(self) -> ImageSet:
         """For retraining: the training images and those held out of them for validation."""
@@ -115,29 +156,41 @@ class Data:
         splits = self._splits
         if self._pool.pixels is None or (splits.test is None and splits.late_test is None):
             return None
-        rows = _split(splits, settings, seed)
         pool = replace(self._pool, view=replace(self._pool.view, seed=seed))
+        rows = _with_every_class(_split(splits, settings, seed), pool, self.class_names)
         val = pool.select(rows["val"]) if splits.val is None else self.val.seen(seed=seed)
         test = None if self._test is None else self._test.seen(seed=seed)
         notes = [_summary(settings.source, splits, rows, self.class_names), *self.notes[1:]]
-        return _assembled(settings, splits, self._shelves.of_seed(seed), pool, val, rows, self.class_names, notes, test)
+        shelves = self._shelves.of_seed(seed)
+        return _assembled(settings, splits, shelves, pool, val, rows, self.class_names, notes, self._copies, test)
 
     def _read_late_test(self) -> None:
         splits = self._splits
-        if len(self._test_rows) > 0 or splits.late_test is None:
+        if len(self._rows["test"]) > 0 or splits.late_test is None:
             return
         if splits.test is None:
             splits.test = splits.late_test()
             splits.test.relabel(self.class_names, "test")
-        self._test_rows = np.arange(len(splits.test))
+        self._rows = {**self._rows, "test": np.arange(len(splits.test))}
         self.notes += splits.test.notes
         if self._check_duplicates:
-            copies = partial(count_copies, splits, self._pool.rows, self._test_rows)
-            self.notes.append(distributed.on_first(copies))
+            self._copies, note = _look_for_copies(splits, self._pool.rows, self._rows["test"])
+            self.notes.append(note)
 
 
-def open_data(settings: DataSettings, *, image_size: int, image_channels: int, seed: int, device: torch.device) -> Data:
-    """Read and split what `settings.source` names. Test images are not decoded before `Data.test()`."""
+def open_data(
+    settings: DataSettings,
+    *,
+    image_size: int,
+    image_channels: int,
+    seed: int,
+    device: torch.device,
+    folder: Path | None = None,
+) -> Data:
+    """Read and split what `settings.source` names. Test images are not decoded before `Data.test()`.
+
+    With the `folder` of a run that has begun, the images must be those it began with, and the split is the run's.
+    """
     view = _view(settings, image_size, image_channels, seed)
     refuse = settings.unreadable == "refuse"
     shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)
@@ -145,26 +198,76 @@ def open_data(settings: DataSettings, *, image_size: int, image_channels: int, s
     if settings.download and distributed.size() > 1:  # once, before all ranks read it
         distributed.on_first(lambda: bool(read_splits(settings.source, settings.root, True, in_memory)))
     splits = read_splits(settings.source, settings.root, settings.download, in_memory)
+    kept = _kept(folder, splits)
     class_names = _number_classes(splits)
-    rows = _split(splits, settings, seed)
-    seen = (splits.train.labels, *(source.labels for source in (splits.val, splits.test) if source is not None))
-    distributed.refuse_disagreement("images", [class_names, [zlib.crc32(labels.tobytes()) for labels in seen]])
+    seen = [(zlib.crc32(source.labels.tobytes()), _names_crc(source)) for source in splits.sources().values()]
+    distributed.refuse_disagreement("images", [class_names, seen])
+    rows = _agreed_rows(kept, splits, settings, seed)
 
     pool = shelves.open(
         splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
     )
+    rows = _with_every_class(rows, pool, class_names)
     if splits.val is not None:
-        val = shelves.open(splits.val, np.arange(len(splits.val)), "val").all()
+        val = shelves.open(splits.val, np.arange(len(splits.val)), "val", trained=False).all()
     elif pool.pixels is None:  # a small part may fit where the whole does not
-        val = shelves.open(splits.train, rows["val"], "val").all()
+        val = shelves.open(splits.train, rows["val"], "val", trained=False).all()
     else:
         val = pool.select(rows["val"])
     notes = [_summary(settings.source, splits, rows, class_names)]
     notes += [note for source in (splits.train, splits.val, splits.test) if source for note in source.notes]
     notes += shelves.notes
+    copies = None
     if settings.check_duplicates and splits.late_test is None:
-        notes.append(distributed.on_first(lambda: count_copies(splits, pool.rows, rows["test"])))
-    return _assembled(settings, splits, shelves, pool, val, rows, class_names, notes)
+        copies, note = _look_for_copies(splits, pool.rows, rows["test"])
+        notes.append(note)
+    if splits.test is not None:
+        absent = sorted(set(range(len(class_names))) - set(splits.test.labels.tolist()))
+        notes += [absence_note([class_names[label] for label in absent])] if absent else []
+    return _assembled(settings, splits, shelves, pool, val, rows, class_names, notes, copies)
+
+
+def _kept(folder: Path | None, splits: Splits) -> Manifest | None:
+    """Return what the run in `folder` has begun with, after a check that these are the same images.
+
+    On every machine one rank has it, so as not to read all files again; rank 0 compares.
+    """
+    if folder is None or distributed.local_rank() > 0:
+        return None
+    kept = read_manifest(folder)
+    if kept is not None:
+        recall(kept, splits)
+        if distributed.is_first():
+            refuse_difference(kept, splits, folder)
+    return kept
+
+
+def _agreed_rows(kept: Manifest | None, splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:
+    """Return the split of the run as rank 0 knows it, or a new one."""
+    if not distributed.broadcast(kept is not None):
+        return _split(splits, settings, seed)
+    own = rows_of(kept, splits) if kept is not None and distributed.is_first() else {}
+    sent = distributed.broadcast_tensors({part: torch.from_numpy(rows) for part, rows in own.items() if len(rows)})
+    none = np.zeros(0, np.int64)
+    return {part: sent[part].numpy() if part in sent else none for part in ("train", "val", "test")}
+
+
+def _names_crc(source: Source) -> int:
+    return zlib.crc32("\0".join(source.names()).encode(errors="surrogateescape")) if isinstance(source, Files) else 0
+
+
+def _look_for_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> tuple[Copies | None, str]:
+    """Return the copies of training images in the test set, on all ranks as rank 0 finds them, and a note."""
+
+    def found() -> dict[str, Any] | None:
+        copies = find_copies(splits, pool_rows, test_rows)
+        return None if copies is None else asdict(copies)
+
+    seen = distributed.on_first(found)
+    if seen is None:
+        return None, f"copies between train and test were not looked for: there are more than {MOST_HASHED:,} images"
+    copies = Copies(**seen)
+    return copies, copies.told()
 
 
 def _assembled(
@@ -176,17 +279,20 @@ def _assembled(
     rows: dict[str, Rows],
     class_names: list[str],
     notes: list[str],
+    copies: Copies | None,
     test: ImageSet | None = None,
 ) -> Data:
     train = pool.select(rows["train"])
     _check_present(train, class_names, "training")
     if splits.val is None:
         _check_present(val, class_names, "validation")
+    if len(val) == 0:
+        raise GreedyNASError("no readable image is left in the validation set: repair or add some")
     weights = None
     if settings.class_weights == "balanced":
-        weights = _balanced_weights(train.labels, len(class_names)).to(pool.device)
+        weights = balanced_weights(train.labels, len(class_names)).to(pool.device)
     check = settings.check_duplicates
-    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows["test"], check, test)
+    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows, check, copies, test)
 
 
 def macro_accuracy(correct: Tensor, labels: Tensor, num_classes: int) -> float:
@@ -216,12 +322,9 @@ def _summary(source: str, splits: Splits, rows: dict[str, Rows], class_names: li
     val = f"{len(splits.val):,}" if splits.val else f"{len(rows['val']):,} (held out of train)"
     test = f"{len(rows['test']):,}" + ("" if splits.test else " (held out of train)")
     test = "read at the end" if splits.late_test else test
-    return f"data {source}: {len(class_names):,} classes; train {len(rows['train']):,}, val {val}, test {test}"
-
-
-def _balanced_weights(labels: Tensor, classes: int) -> Tensor:
-    weights = 1 / torch.bincount(labels, minlength=classes).double()
-    return (weights / weights.mean()).float()
+    return (
+        f"data {shown_path(source)}: {len(class_names):,} classes; train {len(rows['train']):,}, val {val}, test {test}"
+    )
 
 
 # Classes and splits
@@ -244,6 +347,25 @@ def _check_present(images: ImageSet, class_names: list[str], split: str) -> None
     for name, count in zip(class_names, counts.tolist(), strict=True):
         if count == 0:
             raise GreedyNASError(f"no readable image of class {name!r} is left in the {split} set: repair or add some")
+
+
+def _with_every_class(rows: dict[str, Rows], pool: Shelf, class_names: list[str]) -> dict[str, Rows]:
+    """Return the split with an image of every class in train and in what was held out for validation.
+
+    Files are split before they are read. Where all files of a class in one part are broken and the other part has two that
+    are not, the first of these moves over. Of a set that streams it is not known which files are broken.
+    """
+    if pool.pixels is None or len(rows["val"]) == 0:
+        return rows
+    labels, rows = pool.source.labels, dict(rows)
+    for part, other in (("val", "train"), ("train", "val")):
+        here, there = (rows[name][np.isin(rows[name], pool.rows)] for name in (part, other))
+        for label in np.setdiff1d(np.arange(len(class_names)), labels[here]):
+            spare = there[labels[there] == label]
+            if len(spare) >= 2:
+                rows[part] = np.sort(np.append(rows[part], spare[0]))
+                rows[other] = rows[other][rows[other] != spare[0]]
+    return rows
 
 
 def _split(splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:
@@ -305,36 +427,3 @@ def _allot(counts: Rows, most: Rows, part: str, size: int | float) -> Rows:
         due = np.where(free, (quota - allotted) * np.sign(missing), -np.inf)
         allotted[np.argsort(-due, kind="stable")[: min(abs(missing), int(free.sum()))]] += np.sign(missing)
     return allotted
-
-
-def count_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> str:
-    """How many test images are exact copies (file by file, or pixel by pixel) of images that are trained or chosen on."""
-    test = splits.test or splits.train
-    known = [(splits.train, pool_rows)]
-    if splits.val is not None:
-        known.append((splits.val, np.arange(len(splits.val))))
-    if len(test_rows) + sum(len(rows) for _, rows in known) > MAX_HASHED:
-        return f"copies between train and test were not looked for: there are more than {MAX_HASHED:,} images"
-    originals: dict[bytes, str] = {}
-    try:
-        lengths = test.byte_counts(test_rows)
-        found_lengths = np.zeros(0, np.int64)
-        with ThreadPoolExecutor(cpus()) as threads:
-            for source, rows in known:
-                byte_counts = source.byte_counts(rows)
-                found_lengths = np.union1d(found_lengths, byte_counts)
-                rows = rows[np.isin(byte_counts, lengths)]  # only what is equally long can be the same
-                for row, digest in zip(rows, threads.map(source.digest, rows), strict=True):
-                    originals.setdefault(digest, source.name(row))
-            suspects = test_rows[np.isin(lengths, found_lengths)]
-            digests = list(threads.map(test.digest, suspects))
-    except OSError as error:
-        return f"copies between train and test were not looked for: {error}"
-    copies = [(test.name(row), digest) for row, digest in zip(suspects, digests, strict=True) if digest in originals]
-    if not copies:
-        return "no test image is an exact copy of a training image"
-    name, digest = copies[0]
-    return (
-        f"{len(copies):,} of {len(test_rows):,} test images are exact copies of training images, "
-        f"the first: {name} of {originals[digest]}"
-    )

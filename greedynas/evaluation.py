@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from greedynas import distributed
 from greedynas.errors import GreedyNASError
+from greedynas.losses import balanced_weights
 from greedynas.paths import OpPath, parse_path
 from greedynas.supernet import Supernet
 
@@ -29,7 +30,7 @@ BN_MODES: tuple[BNMode, ...] = ("batch", "recalibrate", "running")
 
 @dataclass
 class Evaluation:
-    """Mean cross-entropy and top-1 accuracy of each path, and what it took to get them."""
+    """Mean cross-entropy and top-1 accuracy of each path (means over classes if these are balanced), and what they took."""
 
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
@@ -50,16 +51,29 @@ def evaluate_paths(
     calibration: Tensor | None = None,
     precision: str = "fp32",
     keep_correct: bool = False,
+    balanced: bool = False,
 ) -> Evaluation:
-    """Evaluate paths on images in memory. `calibration` holds the training images of bn="recalibrate"."""
+    """Evaluate paths on images in memory. `calibration` holds the training images of bn="recalibrate".
+
+    With `balanced`, losses and accuracies are means over the classes that are present: every class counts alike, however many
+    images it has.
+    """
     if len(images) == 0:
         raise GreedyNASError("the evaluation set is empty")
+    class_weights = balanced_weights(labels, net.space.num_classes) if balanced else None
     chunks = interleaved(len(images), bn_images)
     # The indices are made where the images are: copied there, they would wait for all that the GPU has to do.
     rows = (torch.arange(first, len(images), len(chunks), device=images.device) for first in range(len(chunks)))
     batches = ((images[chunk], labels[chunk]) for chunk in rows)
     result = evaluate_batches(
-        net, paths, batches, bn, calibration=calibration, precision=precision, keep_correct=keep_correct
+        net,
+        paths,
+        batches,
+        bn,
+        calibration=calibration,
+        precision=precision,
+        keep_correct=keep_correct,
+        class_weights=class_weights,
     )
     if result.correct is not None:  # back into the order of the images
         result.correct = result.correct[:, np.argsort(np.concatenate(chunks))]
@@ -85,10 +99,12 @@ def evaluate_batches(
     calibration: Tensor | None = None,
     precision: str = "fp32",
     keep_correct: bool = False,
+    class_weights: Tensor | None = None,
 ) -> Evaluation:
-    """The same over batches of images as they come; memory is bounded by one batch at each depth of the tree.
+    """Evaluate paths over batches of images as they come; memory is bounded by one batch at each depth of the tree.
 
-    Of several ranks, each evaluates its share of the paths on all images, and all get all results.
+    With `class_weights` every image counts by the weight of its class (see `losses.balanced_weights`). Of several ranks, each
+    evaluates its share of the paths on all images, and all get all results.
     """
     if bn not in BN_MODES:
         raise GreedyNASError(f"unknown BatchNorm mode {bn!r}; known: {', '.join(BN_MODES)}")
@@ -100,11 +116,18 @@ def evaluate_batches(
     shared = shared_layers(mine)
     losses, hits = np.zeros(len(mine)), np.zeros(len(mine))
     sums: list[Tensor] = []  # of each chunk: losses and hits of the paths
+    totals: list[Tensor] = []  # of each chunk: the weight of its images
     correct: list[NDArray[np.bool_]] = []
     seen = chunks = run = 0
     for images, labels in batches if mine else ():
-        loss_sums, rights = _evaluate_chunk(net, mine, shared, images, labels, calibration, bn, precision)
-        sums.append(torch.stack((loss_sums.double(), rights.sum(1).double())))
+        weights = None if class_weights is None else class_weights.to(labels.device)[labels]
+        loss_sums, rights = _evaluate_chunk(net, mine, shared, images, labels, calibration, bn, precision, weights)
+        if weights is None:
+            hit_sums = rights.sum(1).double()
+        else:
+            hit_sums = rights.double() @ weights.double()
+            totals.append(weights.double().sum())
+        sums.append(torch.stack((loss_sums.double(), hit_sums)))
         if keep_correct:
             correct.append(rights.cpu().numpy())
         seen += len(labels)
@@ -113,6 +136,10 @@ def evaluate_batches(
     for chunk in torch.stack(sums).cpu().numpy() if sums else ():  # here, once, a GPU is waited for
         losses += chunk[0]
         hits += chunk[1]
+    total: float = seen if class_weights is None else sum(float(weight) for weight in totals)
+    losses, hits = losses / max(total, 1e-300), hits / max(total, 1e-300)
+    if class_weights is not None:
+        hits = hits.round(12)  # equal accuracies stay equal, in whatever order their images were added up
     seen, chunks = distributed.largest(seen), distributed.largest(chunks)
     if seen == 0:
         raise GreedyNASError("the evaluation set is empty")
@@ -120,8 +147,8 @@ def evaluate_batches(
     order = [place[path] for path in parsed]
     losses, hits = (np.concatenate(distributed.gather(part))[order] for part in (losses, hits))
     return Evaluation(
-        losses / seen,
-        hits / seen,
+        losses,
+        hits,
         images=len(distinct) * seen,
         layers_run=sum(distributed.gather_words(run)),
         layers_plain=chunks * len(distinct) * len(net.space.layers),
@@ -144,10 +171,11 @@ def _evaluate_chunk(
     calibration: Tensor | None,
     bn: BNMode,
     precision: str,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Summed losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
+    """Return the (weighted) sums of losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
     calibration = calibration if bn == "recalibrate" else None
-    if images.device.type == "cuda":
+    if images.device.type == "cuda" and weights is None:  # what is recorded adds up the losses of several images
         from greedynas.gpu.evaluation_graphs import recorded_evaluation
 
         recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
@@ -157,7 +185,8 @@ def _evaluate_chunk(
     rights: list[Tensor] = []
     with bn_mode(net, bn), autocast(images.device, precision):
         for logits in _leaves(net, distinct, shared, images, calibration):
-            losses.append(F.cross_entropy(full_precision(logits), labels, reduction="sum"))
+            each = F.cross_entropy(full_precision(logits), labels, reduction="sum" if weights is None else "none")
+            losses.append(each if weights is None else each @ weights.to(each.dtype))
             rights.append(logits.argmax(1) == labels)
     return torch.stack(losses), torch.stack(rights)
 

@@ -59,15 +59,22 @@ class Searched:
 
     @property
     def best(self) -> Found:
-        """The highest worth; of equal ones the first."""
-        return self.found[int(self.worth.argmax())]
+        """The path of the highest worth; of equal ones the cheapest, by the objectives in order. It is on the front."""
+        scores = self._scores().tolist()
+        return self.found[min(range(len(scores)), key=scores.__getitem__)]
 
     def front(self) -> list[Found]:
-        """The paths that no other one beats in worth and in every objective, cheapest first."""
+        """Return the paths that no other one beats in worth and in every objective, cheapest first."""
+        scores = self._scores()
+        front = NonDominatedSorting().do(scores, only_non_dominated_front=True)
+        return [self.found[i] for i in sorted(front, key=lambda i: (*scores[i, 1:], i))]
+
+    def _scores(self) -> NDArray[np.float64]:
+        """All to be minimised: minus worth, then the costs. What cannot be priced is more expensive than anything else."""
         scores = self.task.scores(self.found)
         scores[:, 0] = -self.worth
-        front = NonDominatedSorting().do(scores, only_non_dominated_front=True)
-        return [self.found[i] for i in sorted(front, key=lambda i: tuple(scores[i, 1:]))]
+        scores[np.isnan(scores)] = np.inf
+        return scores
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def search(
     """The best path within the budget by any evaluator: `evaluate` takes distinct paths and gives their accuracies.
 
     With `evolution`, the pool's best feasible paths are the first generation, filled up with random ones; `random` draws as
-    many paths without looking. `.best` is the result, `.front()` the best at every cost. With `additive`, this share of what both
+    many paths without looking. `.best` is the most accurate path (of several the cheapest), `.front()` the best at every cost. With `additive`, this share of what both
     go by comes from an additive model, fitted to all evaluated paths.
     """
     task = make_task(space, budget or Budget(), objectives, latency, additive)

@@ -25,6 +25,7 @@ from greedynas.onnxchecks import check_onnx, open_session
 from greedynas.onnxfiles import make_onnx, onnx_runner, run_session, to_fp16, to_int8
 from greedynas.reporting.records import Exported, read_record
 from greedynas.runs import NAME, Run, logger
+from greedynas.stages import refuse_moved
 from greedynas.streams import stream
 from greedynas.timing import cpu_name, quietest, take_turns
 from greedynas.trained import WEIGHTS, Card, load_network
@@ -74,6 +75,7 @@ def export_stage(
             network, card = load_network(home / WEIGHTS)
             data = data or _read_data(run, card)
             _check_data(data, card)
+            run.check_data(data)
             _remove_old(home, published)
             about = {"schema_version": SCHEMA_VERSION, "model": name, "weights": digest, "formats": asked}
             result = {**about, **write_files(home, network, card, data, asked, console)}
@@ -118,7 +120,8 @@ def write_files(
         facts |= {"top1": top1[file], "latency_ms": latency[precision] if file != WEIGHTS else None}
         files.append(facts | ({"agrees": agrees} if file == ONNX["fp32"] else {}))
     left_out = [{"file": ONNX[precision], "why": why} for precision, why in skipped.items()]
-    return {**_here(), "threads": 1, "images": len(test), "files": files, "skipped": left_out}
+    caveats = {key: value for key, value in data.caveats().items() if key in ("caveats", "withheld")}
+    return {**_here(), "threads": 1, "images": len(test), "files": files, "skipped": left_out, **caveats}
 
 
 def check_agreement(network: nn.Module, model: "onnx.ModelProto", images: ImageSet) -> dict[str, Any]:
@@ -186,11 +189,13 @@ def report_export(result: dict[str, Any], folder: Path, console: Console) -> Non
         table.add_column(column, justify="left" if column in ("file", "precision") else "right")
     for entry in result["files"]:
         latency = "" if entry.get("latency_ms") is None else f"{entry['latency_ms']:.3g} ms"
-        top1 = "" if entry.get("top1") is None else f"{entry['top1']:.2%}"
         size = f"{entry['bytes'] / 1e6:,.2f} MB"
+        top1 = "withheld" if result.get("withheld") else "" if entry.get("top1") is None else f"{entry['top1']:.2%}"
         table.add_row(entry["file"], entry["precision"], size, top1, latency)
     table.caption = f"{result['images']:,} test images; one image on one thread of {result['machine']} in ONNX Runtime, when it is quiet"
     console.print(table)
+    for told in result.get("caveats", ()):
+        console.print(f"Warning: {told}", highlight=False, markup=False)
     for entry in result["skipped"]:
         console.print(f"left out: {entry['file']} ({entry['why']})", highlight=False, markup=False)
     for entry in result["files"]:
@@ -230,7 +235,9 @@ def _batches(images: ImageSet, rows: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def _read_data(run: Run, card: Card) -> Data:
     config = run.config()
     size = {"image_size": card.image_size, "image_channels": card.image_channels}
-    return open_data(run.image_settings(), **size, seed=config.seed, device=torch.device("cpu"))
+    settings = run.image_settings()
+    refuse_moved(settings.source, run.folder)
+    return open_data(settings, **size, seed=config.seed, device=torch.device("cpu"), folder=run.folder)
 
 
 def _check_data(data: Data, card: Card) -> None:

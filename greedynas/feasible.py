@@ -2,7 +2,8 @@
 
 Costs are sums over layers, so the paths that fit can be counted by dynamic programming over "budget left", and drawn
 layer by layer in proportion to those counts. Costs are rounded down to bins for the counting, which admits a few paths
-too many and loses none; those are rejected by their exact costs, so what remains is exactly uniform.
+too many and loses none; those are rejected by their exact costs, so what remains is exactly uniform. All of it is done in
+whole numbers (`CostTable.whole`): a path exactly at a limit keeps it, whatever floats make of its sum.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ BINS = {
     1: 8192,
     2: 512,
     3: 64,
-}  # by the number of limited costs (the grid has bins ** costs cells); powers of 2 divide exactly
+}  # by the number of limited costs (the grid has bins ** costs cells)
 MAX_EMPTY_ROUNDS = 100
 
 Limits = Mapping[str, tuple[float | None, float | None]]
@@ -46,12 +47,13 @@ def within(tables: Mapping[str, CostTable], limits: Limits, paths: IntArray) -> 
     """Which paths keep every limit. A path that cannot be priced (NaN) keeps none."""
     kept = np.ones(len(paths), dtype=bool)
     for cost, (low, high) in limits.items():
-        costs = tables[cost](paths)
+        table = tables[cost]
+        costs = table.whole(paths)
         kept &= ~np.isnan(costs)
         if low is not None:
-            kept &= costs >= low
+            kept &= costs >= table.whole_limit(low)
         if high is not None:
-            kept &= costs <= high
+            kept &= costs <= table.whole_limit(high)
     return kept
 
 
@@ -59,25 +61,28 @@ class _Grid:
     """One limited cost in bins: what each op costs above the cheapest of its layer, as a number of bins."""
 
     def __init__(self, cost: str, table: CostTable, low: float | None, high: float | None, bins: int):
-        cheapest, dearest = table.range
-        if high is not None and high < cheapest:
-            raise GreedyNASError(f"no path has {cost} of at most {high:,}: the cheapest has {cheapest:,}")
-        if low is not None and low > dearest:
-            raise GreedyNASError(f"no path has {cost} of at least {low:,}: the dearest has {dearest:,}")
+        cheapest, dearest = table.whole_range
+        least, most = (None if limit is None else table.whole_limit(limit) for limit in (low, high))
+        if most is not None and most < cheapest:
+            raise GreedyNASError(f"no path has {cost} of at most {high:,}: the cheapest has {table.range[0]:,}")
+        if least is not None and least > dearest:
+            raise GreedyNASError(f"no path has {cost} of at least {low:,}: the dearest has {table.range[1]:,}")
         self.num_ops = table.num_ops
-        room = (dearest if high is None else min(high, dearest)) - cheapest
-        width = max(room / bins, 1e-9)
-        if np.issubdtype(table.entries.dtype, np.integer):
-            width = max(width, 1)  # finer than one is exact already
-        self.bins = int(room / width)
+        room = (dearest if most is None else int(min(most, dearest))) - cheapest
+        self.bins = min(room, bins)  # finer than one is exact already
+
+        def floor(amount: int) -> int:
+            """Return the whole bins in an amount, in exact integers."""
+            return amount * self.bins // room if room else amount
+
         self.steps: list[
             list[int | None]
         ] = []  # by layer and op; None: the op alone is beyond the limit, or has no price
         for layer in range(len(table.num_ops)):
-            above = table.cells(layer) - np.nanmin(table.cells(layer))
-            self.steps.append([int(x / width) if x <= room else None for x in above.tolist()])
+            above = table.whole_cells(layer) - np.nanmin(table.whole_cells(layer))
+            self.steps.append([floor(int(x)) if x <= room else None for x in above.tolist()])
         # Rounding down loses less than one bin a layer, so a path that reaches `low` has at least this many bins.
-        self.fewest = 0 if low is None else max(0, int((low - cheapest) / width) - len(table.num_ops))
+        self.fewest = 0 if least is None else max(0, floor(int(np.ceil(least)) - cheapest) - len(table.num_ops))
 
 
 def _step(grids: list[_Grid], layer: int, op: int) -> tuple[int, ...] | None:

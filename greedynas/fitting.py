@@ -20,6 +20,7 @@ from greedynas.averaging import AVERAGED
 from greedynas.data import ImageSet
 from greedynas.errors import GreedyNASError
 from greedynas.evaluation import autocast, full_precision
+from greedynas.losses import classification_loss
 from greedynas.paths import OpPath
 from greedynas.recipes import Recipe, make_optimizer, make_schedule
 from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
@@ -111,14 +112,12 @@ def retrain(
                     autocast(batch.device, precision),
                 ):
                     logits = network(batch)
-                loss = F.cross_entropy(
-                    full_precision(logits), targets, class_weights, label_smoothing=recipe.label_smoothing
-                )
-                loss = my_part(loss, targets, class_weights)
+                loss = classification_loss(full_precision(logits), targets, class_weights, recipe.label_smoothing)
+                loss = my_part(loss, len(targets))
                 if teacher is not None:
                     weight = recipe.teacher_weight
                     wanted = distillation_loss(logits, teacher, batch, recipe, precision)
-                    loss = (1 - weight) * loss + weight * my_part(wanted, targets)
+                    loss = (1 - weight) * loss + weight * my_part(wanted, len(targets))
                 optimizer.zero_grad(set_to_none=True)
                 with gradients_added_up([[network]]):
                     loss.backward()

@@ -5,6 +5,7 @@ the number of workers changes nothing.
 """
 
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,19 +23,37 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from greedynas import distributed, stopping
+from greedynas.crops import Growing, Wholes
 from greedynas.errors import GreedyNASError
-from greedynas.images import GONE, Numbers, Pixels, Unreadable, View, random_crop, reason, square
+from greedynas.images import (
+    GONE,
+    Numbers,
+    Pixels,
+    Unreadable,
+    View,
+    decoded_alike,
+    random_crop,
+    reason,
+    square,
+    square_and_whole,
+    whole,
+    whole_size,
+)
 from greedynas.sources import Source
 from greedynas.streams import stream
 
 Rows = NDArray[np.int64]
 Problem = tuple[str, str]  # the name of an unreadable image, and why
 Batch = tuple[Tensor, Tensor, list[Problem]]
+Item = TypeVar("Item")
 logger = logging.getLogger("greedynas")
 
 NAMED = 20  # unreadable files that the notes name
 FEW = 2000  # images that are decoded in this process: starting workers would take longer
 CHUNK = 128  # images that a worker decodes at a time
+HEADERS = 256  # images by whose sizes it is estimated what all take in memory
+MARGIN = 1.05  # room for such an estimate
+PARTS = 5  # of what is loaded
 
 
 class ImageSet:
@@ -53,6 +72,11 @@ class ImageSet:
     def in_memory(self) -> bool:
         return self._shelf.pixels is not None
 
+    @property
+    def rows(self) -> Rows:
+        """The rows of the source that are in this set."""
+        return self._shelf.rows[self._rows] if self.in_memory else self._rows
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """An incomplete last batch is left out, unless it is the only one."""
         return max(1, len(self) // batch_size)
@@ -66,12 +90,13 @@ class ImageSet:
         order = order[start * batch_size : self.steps_per_epoch(batch_size) * batch_size]
         batches = [distributed.share_of_batch(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
         shelf = self._shelf
-        if shelf.pixels is None:
-            return self._from_workers(_Decode(shelf.source, self._rows, shelf.view), epoch, batches, shelf.workers)
+        if not shelf.can_train:
+            rows = self._rows if shelf.pixels is None else shelf.rows[self._rows]
+            return self._from_workers(_Decode(shelf.source, rows, shelf.view), epoch, batches, shelf.workers)
         if shelf.view.more:
-            recall = _Recall(shelf.on_cpu, self._rows, self._labels, shelf.view)
+            recall = _Recall(shelf.on_cpu, shelf.wholes_on_cpu, self._rows, self._labels, shelf.view)
             return self._from_workers(recall, epoch, batches, shelf.workers if len(self) >= FEW else 0)
-        return self._from_memory(epoch, batches)
+        return self._from_wholes(epoch, batches) if shelf.wholes is not None else self._from_memory(epoch, batches)
 
     def seen(self, **changes: Any) -> "ImageSet":
         """The same images through a view with these changes, such as another seed or more augmentation."""
@@ -124,6 +149,14 @@ class ImageSet:
         for i in range(len(batches)):
             yield shelf.view.batch(shelf.pixels, rows[i], plans[i]), labels[i]
 
+    def _from_wholes(self, epoch: int, batches: list[Rows]) -> Iterator[tuple[Tensor, Tensor]]:
+        shelf = self._shelf
+        assert shelf.wholes is not None
+        for batch in batches:
+            rows, labels = self._rows[batch], sent(self.labels[batch], shelf.device)
+            plan = shelf.view.crop_plan(epoch, batch, shelf.wholes.aspects[rows])
+            yield shelf.view.normalise(shelf.wholes.crops(rows, plan, shelf.view.size)), labels
+
     def _from_workers(
         self, dataset: Dataset[Batch], epoch: int, batches: list[Rows], workers: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -158,12 +191,22 @@ class Shelf:
     workers: int
     refuse: bool
     reported: set[str] = field(default_factory=set)
+    wholes: Wholes | None = None  # of those rows, where they are in memory and training takes crops of them
+
+    @property
+    def can_train(self) -> bool:
+        """Whether batches for training come from memory."""
+        return self.pixels is not None and (self.wholes is not None or self.view.augment != "resized_crop")
 
     @cached_property
     def on_cpu(self) -> Tensor:
         """The pixels where worker processes can see them."""
         assert self.pixels is not None
         return self.pixels.cpu()
+
+    @cached_property
+    def wholes_on_cpu(self) -> Wholes | None:
+        return None if self.wholes is None else self.wholes.on_cpu()
 
     def all(self) -> ImageSet:
         return self.select(self.rows)
@@ -207,29 +250,50 @@ class Shelves:
         other.view, other.notes = replace(self.view, seed=seed), []
         return other
 
-    def open(self, source: Source, rows: Rows, what: str) -> Shelf:
-        pixels = None
-        size = len(rows) * self.view.stored**2 * self.view.channels
-        if size <= self.max_bytes:
-            pixels, rows = self._load(source, rows)
+    def open(self, source: Source, rows: Rows, what: str, trained: bool = True) -> Shelf:
+        """Return the images of these rows. Those that are not `trained` on need no whole images for crops."""
+        crops = trained and self.view.augment == "resized_crop"
+        size = self.bytes_of(source, rows, crops)
+        if size <= self.max_bytes and (loaded := self._load(source, rows, crops, size)) is not None:
+            pixels, wholes, rows = loaded
+            size = pixels.nbytes + (0 if wholes is None else wholes.own_bytes(pixels))
             self.notes.append(f"{what}: {len(rows):,} images in memory ({self.device.type}, {size / 1e6:,.0f} MB)")
-        else:
-            self.notes.append(
-                f"{what}: {len(rows):,} images, streaming ({size / 1e9:,.1f} GB would not stay in memory)"
-            )
-        return Shelf(source, rows, pixels, self.view, self.device, self.workers, self.refuse)
+            return Shelf(source, rows, pixels, self.view, self.device, self.workers, self.refuse, wholes=wholes)
+        self.notes.append(f"{what}: {len(rows):,} images, streaming ({size / 1e9:,.1f} GB would not stay in memory)")
+        return Shelf(source, rows, None, self.view, self.device, self.workers, self.refuse)
 
-    def _load(self, source: Source, rows: Rows) -> tuple[Tensor, Rows]:
-        """The pixels of all rows that can be read, and which ones these are."""
+    def bytes_of(self, source: Source, rows: Rows, crops: bool) -> int:
+        """Return what these images take in memory; with `crops` also whole, estimated from the sizes of some of them."""
+        squares = len(rows) * self.view.stored**2 * self.view.channels
+        if not crops or source.ready(rows[:1], self.view.stored, self.view.channels) is not None:
+            return squares
+        some = rows[np.unique(np.linspace(0, len(rows) - 1, min(HEADERS, len(rows)), dtype=np.int64))]
+        pixels = [
+            math.prod(whole_size(*size, self.view.whole)) for row in some if (size := _size(source, row)) is not None
+        ]
+        return squares + math.ceil(float(np.mean(pixels or [0])) * len(rows)) * self.view.channels
+
+    def _load(self, source: Source, rows: Rows, crops: bool, size: int) -> tuple[Tensor, Wholes | None, Rows] | None:
+        """The squares of all rows that can be read, with `crops` also the whole images, and which rows these are; None where
+        they turn out to be larger than what may stay in memory."""
         side, channels = self.view.stored, self.view.channels
         ready = source.ready(rows, side, channels)
         if ready is not None:
-            return torch.from_numpy(np.ascontiguousarray(ready)).to(self.device), rows
+            pixels = torch.from_numpy(np.ascontiguousarray(ready)).to(self.device)
+            return pixels, Wholes.of_squares(pixels) if crops else None, rows
         pixels = torch.empty((len(rows), side, side, channels), dtype=torch.uint8, device=self.device)
+        growing = None
+        if crops:
+            expected = math.ceil(MARGIN * (size - pixels.nbytes) / channels)
+            growing = Growing(channels, self.device, expected, (self.max_bytes - pixels.nbytes) // channels)
         keys = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
         workers = self.workers if len(rows) >= FEW else 0
         done, kept, problems = 0, [np.empty(0, np.int64)], []
-        for squares, good, bad in _from_all_ranks(_Load(source, self.view), keys, workers):
+        for (squares, good, flat, sizes, aspects), bad in _from_all_ranks(
+            _Load(source, self.view, crops), keys, workers
+        ):
+            if growing is not None and not growing.add(flat, sizes.numpy(), aspects.numpy()):
+                return None
             pixels[done : done + len(squares)] = squares.to(self.device)
             done += len(squares)
             kept.append(good.numpy())
@@ -239,26 +303,50 @@ class Shelves:
         self.notes += [f"skipped, unreadable: {name} ({why})" for name, why in problems[:NAMED]]
         if len(problems) > NAMED:
             self.notes.append(f"skipped, unreadable: {len(problems) - NAMED:,} more")
-        return pixels[:done], np.concatenate(kept)
+        return pixels[:done], None if growing is None else growing.wholes(), np.concatenate(kept)
 
 
-class _Load(Dataset[Batch]):
-    """Rows of a source as squares to keep, those that can be read: (squares, their rows, problems)."""
+def _size(source: Source, row: int) -> tuple[int, int] | None:
+    """Width and height of an image by its header; None if it is no image."""
+    try:
+        with source.image(row) as image:
+            return image.size
+    except Exception as error:
+        reason(error)  # raises what is the machine's fault
+        return None
 
-    def __init__(self, source: Source, view: View) -> None:
-        self.source, self.view = source, view
 
-    def __getitem__(self, rows: Rows) -> Batch:
+Loaded = tuple[list[Tensor], list[Problem]]
+
+
+class _Load(Dataset[Loaded]):
+    """Rows of a source as they are kept, those that can be read: squares, rows, and of whole images, if these are kept as
+    well, the pixels one after the other, heights and widths, aspects; and problems."""
+
+    def __init__(self, source: Source, view: View, crops: bool) -> None:
+        self.source, self.view, self.crops = source, view, crops
+
+    def __getitem__(self, rows: Rows) -> Loaded:
         squares = np.empty((len(rows), self.view.stored, self.view.stored, self.view.channels), np.uint8)
         good: list[int] = []
         problems: list[Problem] = []
+        flat = [np.empty((0, self.view.channels), np.uint8)]
+        sizes, aspects = [], []
         for row in rows.tolist():
             try:
-                squares[len(good)] = _read(self.source, row, self.view)
+                if self.crops:
+                    squares[len(good)], image, aspect = _read_both(self.source, row, self.view)
+                    flat.append(image.reshape(-1, self.view.channels))
+                    sizes.append(image.shape[:2])
+                    aspects.append(aspect)
+                else:
+                    squares[len(good)] = _read(self.source, row, self.view)
                 good.append(row)
             except Unreadable as error:
                 problems.append((self.source.name(row), str(error)))
-        return torch.from_numpy(squares)[: len(good)], torch.tensor(good, dtype=torch.int64), problems
+        parts = (squares[: len(good)], np.array(good, np.int64), np.concatenate(flat))
+        shapes = (np.array(sizes, np.int64).reshape(-1, 2), np.array(aspects, np.float64))
+        return [torch.from_numpy(part) for part in (*parts, *shapes)], problems
 
 
 class _Decode(Dataset[Batch]):
@@ -304,15 +392,17 @@ class _Decode(Dataset[Batch]):
 class _Recall(Dataset[Batch]):
     """Batches of a set in memory, for augmentation that takes longer than the network would wait."""
 
-    def __init__(self, pixels: Tensor, rows: Rows, labels: Rows, view: View) -> None:
-        self.pixels, self.rows, self.labels, self.view = pixels, rows, labels, view
+    def __init__(self, pixels: Tensor, wholes: Wholes | None, rows: Rows, labels: Rows, view: View) -> None:
+        self.pixels, self.wholes, self.rows, self.labels, self.view = pixels, wholes, rows, labels, view
 
     def __getitem__(self, key: tuple[int, Rows]) -> Batch:
         epoch, samples = key
-        rows = torch.from_numpy(self.rows[samples])
-        pixels = self.view.augmented(self.pixels, rows, self.view.plan(epoch, samples))
-        if pixels.is_floating_point():
-            pixels = pixels.round().to(torch.uint8)
+        rows = self.rows[samples]
+        if self.wholes is not None:
+            plan = self.view.crop_plan(epoch, samples, self.wholes.aspects[rows])
+            pixels = self.wholes.crops(rows, plan, self.view.size)
+        else:
+            pixels = self.view.augmented(self.pixels, torch.from_numpy(rows), self.view.plan(epoch, samples))
         return _augmented_more(self.view, pixels, epoch, samples), torch.from_numpy(self.labels[samples]), []
 
 
@@ -336,40 +426,57 @@ def _read(source: Source, row: int, view: View, numbers: Numbers | None = None) 
         raise Unreadable(reason(error)) from None
 
 
+def _read_both(source: Source, row: int, view: View) -> tuple[Pixels, Pixels, float]:
+    """A square to keep, the whole image for crops, and its aspect."""
+    try:
+        with source.image(row) as image:
+            if decoded_alike(image, view.stored, view.whole):
+                return square_and_whole(image, view.channels, view.stored, view.whole)
+            pixels = square(image, view.channels, view.stored)
+        with source.image(row) as image:
+            return pixels, *whole(image, view.channels, view.whole)
+    except Exception as error:
+        raise Unreadable(reason(error)) from None
+
+
 def _refusal(name: str, why: str) -> GreedyNASError:
     return GreedyNASError(f"cannot read {name}: {why}; repair or remove it, or set data.unreadable to skip")
 
 
-def _loader(dataset: Dataset[Batch], keys: list[Any], workers: int, pin_memory: bool = False) -> Iterator[Batch]:
+def _loader(dataset: Dataset[Item], keys: list[Any], workers: int, pin_memory: bool = False) -> Iterator[Item]:
     """The items of the keys, in order."""
     if workers == 0 or not keys:
-        return (dataset[key] for key in keys)
-    return iter(
-        DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=keys,
-            num_workers=min(workers, len(keys)),
-            pin_memory=pin_memory,
-            generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
-            worker_init_fn=partial(_prepare_worker, os.getpid()),
-        )
+        yield from (dataset[key] for key in keys)
+        return
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=keys,
+        num_workers=min(workers, len(keys)),
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
+        worker_init_fn=partial(_prepare_worker, os.getpid()),
     )
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        # What PyTorch does not turn into its own message: a worker was killed while it sent an item.
+        raise RuntimeError(f"DataLoader worker has ended while it sent images: {error}") from None
 
 
-def _from_all_ranks(dataset: Dataset[Batch], keys: list[Any], workers: int) -> Iterator[Batch]:
+def _from_all_ranks(dataset: Dataset[Loaded], keys: list[Any], workers: int) -> Iterator[Loaded]:
     """The items of the keys, in order; each is made by one rank and sent to the others."""
     if distributed.size() == 1:
         yield from _loader(dataset, keys, workers)
         return
     mine = iter(_loader(dataset, keys[distributed.rank() :: distributed.size()], workers))
-    nothing: Batch = (torch.empty(0), torch.empty(0, dtype=torch.int64), [])
+    nothing: Loaded = ([torch.empty(0)] * PARTS, [])
     for start in range(0, len(keys), distributed.size()):
-        first, second, problems = next(mine, nothing)
-        parts = [distributed.gather(part.numpy()) for part in (first, second)]
-        items = list(zip(*parts, distributed.gather_words(problems), strict=True))
-        for one, two, bad in items[: len(keys) - start]:
-            yield torch.from_numpy(one), torch.from_numpy(two), [(name, why) for name, why in bad]
+        tensors, problems = next(mine, nothing)
+        parts = [distributed.gather(part.numpy()) for part in tensors]
+        items = list(zip(zip(*parts, strict=True), distributed.gather_words(problems), strict=True))
+        for arrays, bad in items[: len(keys) - start]:
+            yield [torch.from_numpy(array) for array in arrays], [(name, why) for name, why in bad]
 
 
 def _prepare_worker(parent: int, _: int) -> None:

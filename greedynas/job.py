@@ -20,12 +20,13 @@ from greedynas.pace import known_pace
 from greedynas.planning import estimate, job_table
 from greedynas.pretrained import cached_weights
 from greedynas.reporting.report import report_stage
-from greedynas.retraining import find_teacher, report_retraining, retrain_stage
+from greedynas.retraining import find_teacher, print_caveats, report_retraining, retrain_stage
 from greedynas.runs import logger
 from greedynas.searches import make_requests, report_searches, search_stage
 from greedynas.space import Space
 from greedynas.stages import choose_device, read_data, report_training, train_stage
 from greedynas.streams import stream
+from greedynas.targets import RANDOM
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,22 @@ def run_job(
     *,
     latency_table: Path | None = None,
     baseline: Baseline | None = None,
+    with_random: bool = False,
     data: Data | None = None,
 ) -> dict[str, Any]:
-    """Every stage that is not finished yet; returns what was found."""
+    """Run every stage that is not finished yet; return what was found.
+
+    `with_random` also trains a random network within each budget as the found one is trained, to see what the search was
+    worth.
+    """
     device = choose_device(config.device)
-    data = data or read_data(config, device)
+    data = data or read_data(config, device, folder)
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
     if config.retrain.teacher is not None:
         find_teacher(folder, config.retrain.teacher)
-    distributed.on_first(lambda: show_plan(config, folder, data, device, budgets, console))
+    distributed.on_first(lambda: show_plan(config, folder, data, device, budgets, console, with_random))
     report_training(train_stage(config, folder, console, data, show_plan=False), console)
     if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:
         latency_table = Path(distributed.on_first(lambda: str(table_of_this_machine(space, folder, console))))
@@ -64,6 +70,7 @@ def run_job(
     for request in requests:
         models.append(retrain_stage(folder, console, settings=config.retrain, model=request.name, data=data))
         report_retraining(models[-1], console)
+    rivals = train_random(config, folder, [request.name for request in requests], data, console) if with_random else []
     if baseline is not None:
         alone = config.retrain.model_copy(update={"inherit": False, "top": 1, "teacher": None})
         arch = f"timm:{baseline.name}"
@@ -73,17 +80,40 @@ def run_job(
         export = partial(export_stage, folder, console, model=request.name, data=data)
         report_export(distributed.on_first(export), folder, console)
     report = distributed.on_first(lambda: report_stage(folder, console))
-    return {"run": str(folder), "models": models, "report": report["report"]}
+    told = {"report": report["report"], "worth": report["worth"]}
+    return {"run": str(folder), "models": models, "random": rivals, **told}
+
+
+def train_random(
+    config: Config, folder: Path, searches: list[str], data: Data, console: Console
+) -> list[dict[str, Any]]:
+    """Train one random network within the budget of each search; a run with several searches names them apart."""
+    settings = config.retrain.model_copy(update={"top": 1})  # nothing was found that could be chosen from
+    rivals = []
+    for search in searches:
+        name = RANDOM if len(searches) == 1 else f"{RANDOM}-{search}"
+        rivals.append(
+            retrain_stage(folder, console, settings=settings, model=search, arch=RANDOM, name=name, data=data)
+        )
+        report_retraining(rivals[-1], console)
+    return rivals
 
 
 def show_plan(
-    config: Config, folder: Path, data: Data, device: torch.device, budgets: list[Budget], console: Console
+    config: Config,
+    folder: Path,
+    data: Data,
+    device: torch.device,
+    budgets: list[Budget],
+    console: Console,
+    with_random: bool = False,
 ) -> None:
     """What a job that has not been finished will take."""
     if not (folder / "report.html").exists():
         priced = without_latency(budgets)
         pace = known_pace(config, data, device, priced[0])
-        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced), pace)))
+        rivals = len(priced) if with_random else 0
+        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced), pace, rivals)))
 
 
 def refuse_early(space: Space, budgets: list[Budget], latency_table: Path | None, baseline: Baseline | None) -> None:
@@ -109,19 +139,31 @@ def table_of_this_machine(space: Space, folder: Path, console: Console) -> Path:
 
 def report_job(result: dict[str, Any], console: Console) -> None:
     """What was found, and how to use it."""
-    folder = result["run"]
+    folder, alone = result["run"], result["worth"] is None  # then nothing says what the search was worth
     for model in result["models"]:
+        withheld = model.get("test_withheld", False)
+        found = "a network" if withheld else f"{model['test_top1']:.2%} top-1 on the test set"
         console.print(
             Text("Found:", "bold"),
-            f"{model['test_top1']:.2%} top-1 on the test set with {model['macs']:,} multiply-adds and "
-            f"{model['params']:,} parameters",
+            f"{found} with {model['macs']:,} multiply-adds and {model['params']:,} parameters",
             highlight=False,
         )
+        print_caveats(model, console)
+    for rival in result["random"]:
+        if not rival.get("test_withheld", False):
+            console.print(
+                f"Random: {rival['test_top1']:.2%} top-1 with {rival['macs']:,} multiply-adds and {rival['params']:,} "
+                "parameters: a network drawn within the same budget and trained the same way",
+                highlight=False,
+            )
+    if result["worth"] is not None:
+        console.print(result["worth"], highlight=False, markup=False)
     lines = (
         f"Look at   {result['report']}",
         f"Classify  greedynas predict {folder} IMAGE…",
         f"Deploy    {folder}/model.onnx, or {folder}/model.safetensors in PyTorch:",
         f'          network, card = greedynas.load_network("{folder}")',
+        *([f"Compare   greedynas retrain {folder} --arch random && greedynas report {folder}"] if alone else []),
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)  # commands are copied whole

@@ -65,7 +65,7 @@ def look_at(settings: DataSettings, seed: int) -> Look:
         raise GreedyNASError(
             f"none of {len(rows)} images of {settings.source} can be read, such as {source.name(rows[0])}"
         )
-    resized = isinstance(source, Arrays) and source.digests is not None
+    resized = isinstance(source, Arrays) and source.originals is not None
     maybe = [row for row, _, mode in headers if mode not in GREY_MODES and not mode.startswith("I;")]
     seen = [colour for row in maybe[:DECODED] if (colour := _has_colour(source, row)) is not None]
     return Look(

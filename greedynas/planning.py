@@ -76,20 +76,21 @@ def estimate(
     budget: Budget | None = None,
     networks: int = 1,
     pace: Pace | None = None,
+    rivals: int = 0,
 ) -> Estimate:
-    """What a job takes at most: stopping early is not counted on. `networks` are searched and retrained one by one. The
-    pace is measured if it is not given."""
+    """What a job takes at most: stopping early is not counted on. `networks` are searched and retrained one by one, and as
+    many `rivals` are retrained beside them. The pace is measured if it is not given."""
     ranks = distributed.processes()
     machine = machine_name(device) if ranks == 1 else f"{ranks} ranks, each {machine_name(device)}"
-    return predict(config, data, pace or measure_pace(config, data, device, budget), machine, networks)
+    return predict(config, data, pace or measure_pace(config, data, device, budget), machine, networks, rivals)
 
 
-def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int = 1) -> Estimate:
+def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int = 1, rivals: int = 0) -> Estimate:
     """The estimate of any settings that differ from the measured ones in lengths alone: epochs, paths."""
     shared = (
         _supernet(config, data, pace),
         _search(config, data, pace, networks),
-        _retraining(config, data, pace, networks),
+        _retraining(config, data, pace, networks, rivals),
     )
     # Several ranks share the work, and are taken to do so without loss; rank 0 exports alone.
     quicker = tuple(replace(stage, seconds=stage.seconds / distributed.processes()) for stage in shared)
@@ -97,7 +98,7 @@ def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int 
 
 
 def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
-    settings = config.train
+    settings = config.train.limited_to(len(data.val))
     schedule = Schedule(settings, len(data.train))
     fair = max(config.space.num_ops) if settings.sampler == "fair" else 1
     optimization, evaluation = schedule.predicted_images(num_ops=fair)
@@ -116,18 +117,19 @@ def _search(config: Config, data: Data, pace: Pace, networks: int) -> Stage:
     return Stage("search", what, evaluations * pace.evaluation, evaluation_images=evaluations * len(data.val))
 
 
-def _retraining(config: Config, data: Data, pace: Pace, networks: int) -> Stage:
+def _retraining(config: Config, data: Data, pace: Pace, networks: int, rivals: int) -> Stage:
     recipe, settings = make_recipe(config.retrain), config.retrain
     everything, size = data.train_and_val(), recipe.batch_size
-    steps = recipe.epochs * everything.steps_per_epoch(size)
-    images = steps * min(size, len(everything))
+    long_steps = recipe.epochs * everything.steps_per_epoch(size)
+    long_images = long_steps * min(size, len(everything))
+    steps, images = (networks + rivals) * long_steps, (networks + rivals) * long_images
     what = f"{recipe.epochs:,} epochs of {len(everything):,} images"
+    what = what if networks + rivals == 1 else f"{networks + rivals} times {what}"
     if settings.top > 1:
         short = settings.top * (settings.top_epochs or max(1, recipe.epochs // 10)) * data.train.steps_per_epoch(size)
-        steps, images = steps + short, images + short * min(size, len(data.train))
+        steps, images = steps + networks * short, images + networks * short * min(size, len(data.train))
         what += f", before it {settings.top} short ones"
-    what = what if networks == 1 else f"{networks} times {what}"
-    return Stage("retraining", what, networks * steps * pace.retrain_step, networks * images)
+    return Stage("retraining", what, steps * pace.retrain_step, images)
 
 
 def _export(data: Data, pace: Pace, networks: int) -> Stage:

@@ -15,9 +15,9 @@ from rich.text import Text
 from torch import Tensor
 
 from greedynas.errors import GreedyNASError
+from greedynas.folders import EXTENSIONS
 from greedynas.footprint import refuse_giants
 from greedynas.images import Pixels, open_image, reason, square
-from greedynas.reading import EXTENSIONS
 from greedynas.sandbox import OnnxProcess, images_at_once
 from greedynas.trained import KEY, WEIGHTS, Card, find_model, load_network, parse_card
 
@@ -139,7 +139,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if not name.startswith(".") and name.lower().endswith(tuple(EXTENSIONS.split(";"))):
+            if not name.startswith(".") and name.lower().endswith(EXTENSIONS):
                 yield Path(parent, name)
 
 

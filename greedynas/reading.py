@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from greedynas.errors import GreedyNASError, unknown
+from greedynas.folders import list_images, shown_path, some
 from greedynas.images import Pixels, reason, square
 from greedynas.sources import Arrays, Files, HuggingFace, Source, Splits, fingerprint
 
@@ -31,9 +33,7 @@ FORMS = (
 TRAIN = ("train", "training")  # timm's synonyms
 VAL = ("val", "valid", "validation", "eval", "evaluation")
 TEST = ("test",)
-EXTENSIONS = (
-    ".png;.jpg;.jpeg;.jpe;.jfif;.webp;.bmp;.gif;.tif;.tiff;.ppm;.pgm;.pbm;.pnm;.jp2;.avif;.tga"  # as timm takes them
-)
+DEFAULT_ROOT = "data"  # of data sets by name that have no cache of their own
 TORCH = ["cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "imagenet", "places365", "inaturalist"]
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow_datasets", "wds": "webdataset"}
 
@@ -48,24 +48,40 @@ class InMemory:
     refuse_unreadable: bool
 
 
+def names_a_folder(source: str) -> bool:
+    """Return whether a `--data` is the path of a folder, and not the name of a data set."""
+    kind, _, name = source.partition("/")
+    return source not in ("", "fashion") and not (name and kind in ("torch", *PACKAGES))
+
+
+def located(source: str, root: str | None) -> tuple[str, str | None]:
+    """Return `data.source` and `data.root` as they mean the same from every directory."""
+    if names_a_folder(source):
+        folder = Path(source).expanduser()
+        return (os.path.abspath(folder) if folder.is_dir() else source), root  # noqa: PTH100 (links stay links)
+    if root is None and source.partition("/")[0] in ("torch", "wds"):
+        root = DEFAULT_ROOT
+    return source, root if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
+
+
 def read_splits(source: str, root: str | None, download: bool, in_memory: InMemory) -> Splits:
     """The sources behind a `--data`."""
     if source == "fashion":
         return _fashion()
     kind, _, name = source.partition("/")
     if kind == "torch" and name:
-        return _torch(source, name, root or "data", download)
+        return _torch(source, name, root or DEFAULT_ROOT, download)
     if kind in PACKAGES and name:
         if find_spec(PACKAGES[kind]) is None:
             package = PACKAGES[kind].replace("_", "-")
             raise GreedyNASError(f"{source} needs the package {package}, which is not installed: pip install {package}")
         if kind == "wds":
-            return _webdataset(source, name, root or "data", in_memory)
+            return _webdataset(source, name, root or DEFAULT_ROOT, in_memory)
         return _tfds(source, name, root, download, in_memory) if kind == "tfds" else _hf(source, root, in_memory)
     with _one_line(f"cannot read {source}", f"give {FORMS}"):
         folder = Path(source).expanduser()
         if source and folder.is_dir():
-            return _folder(folder)
+            return _folder(folder, in_memory.refuse_unreadable)
         if source and folder.exists():
             raise GreedyNASError(f"{source} is a file; give {FORMS}")
     hint = f"did you mean torch/{source}?" if source in TORCH else f"give {FORMS}"
@@ -84,25 +100,25 @@ def _fashion() -> Splits:
 # Folders
 
 
-def _folder(root: Path) -> Splits:
+def _folder(root: Path, refuse_unreadable: bool) -> Splits:
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     train, val, test = (_split_folder(folders, names) for names in (TRAIN, VAL, TEST))
     others = [folder for folder in folders if folder not in (train, val, test)]
     if train is not None and others and not any(entry.is_dir() for entry in train.iterdir()):
         train = None  # bus/ car/ train/: a class of that name
+    read = partial(_read_folder, root, refuse_unreadable)
     if train is None:
         if folders and not others:
             raise GreedyNASError(f"{root} has no train/ beside {' and '.join(f'{folder.name}/' for folder in folders)}")
-        return Splits(_read_folder(root))
+        return Splits(read(root))
     if test is None:
         val, test = None, val  # the only other one is the test set
     splits = Splits(
-        _read_folder(train),
-        _read_folder(val, every_class=False) if val else None,
-        _read_folder(test, every_class=False) if test else None,
+        read(train), read(val, every_class=False) if val else None, read(test, every_class=False) if test else None
     )
     if others:
-        splits.train.notes.append(f"not read, beside {train.name}/: {_some([f'{folder.name}/' for folder in others])}")
+        beside = some([shown_path(f"{folder.name}/") for folder in others])
+        splits.train.notes.append(f"not read, beside {train.name}/: {beside}")
     return splits
 
 
@@ -113,33 +129,30 @@ def _split_folder(folders: list[Path], names: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def _read_folder(folder: Path, every_class: bool = True) -> Files:
+def _read_folder(root: Path, refuse_unreadable: bool, folder: Path, every_class: bool = True) -> Files:
     """The images below each class folder, however deep, in the order of their names on every machine."""
-    from timm.utils.misc import natural_key
-
     with _one_line(f"cannot read {folder}", f"give {FORMS}"):
-        try:
-            found = _timm("", root=str(folder), search_split=False, input_key=EXTENSIONS)
-        except RuntimeError:  # timm found none
-            raise GreedyNASError(f"no images in {folder}: it should have a folder of images for each class") from None
-        files = sorted(file[len(str(folder)) + 1 :].split(os.sep) for file, _ in found.reader.samples)  # noqa: PTH206
-        files = [parts for parts in files if not any(part.startswith(".") for part in parts)]
-        classes = sorted({parts[0] for parts in files if len(parts) > 1}, key=lambda name: (natural_key(name), name))
-    if not classes:
+        listing = list_images(str(folder))
+    if listing.unlisted and refuse_unreadable:
+        name, why = listing.unlisted[0]
+        raise GreedyNASError(f"cannot list {folder}/{name}: {why}; repair it, or set data.unreadable to skip")
+    instead = "".join(f"; {note}" for note in listing.notes())
+    if not listing.files and not listing.stray:
+        raise GreedyNASError(f"no images in {folder}: it should have a folder of images for each class{instead}")
+    if not listing.files:
         raise GreedyNASError(f"the images in {folder} are not in class folders: make a folder of images for each class")
-    empty = [
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and entry.name[0] != "." and entry.name not in classes
-    ]
-    if empty and every_class:
-        raise GreedyNASError(f"no images of class {_some(sorted(empty))} in {folder}: add some, or remove the folder")
+    if listing.empty and every_class:
+        raise GreedyNASError(
+            f"no images of class {some(listing.empty)} in {folder}: add some, or remove the folder{instead}"
+        )
+    classes = listing.classes()
     index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index[parts[0]] for parts in files if len(parts) > 1], np.int64)
-    source = Files(classes, labels, [os.path.join(folder, *parts) for parts in files if len(parts) > 1])  # noqa: PTH118
-    stray = [parts[0] for parts in files if len(parts) == 1]
-    if stray:
-        source.notes.append(f"ignored, in no class folder of {folder}: {_some(stray)}")
+    labels = np.array([index[parts[0]] for parts in listing.files], np.int64)
+    source = Files(classes, labels, [os.path.join(folder, *parts) for parts in listing.files], str(root))  # noqa: PTH118
+    source.unlisted = [(str(folder / name), why) for name, why in listing.unlisted]
+    source.notes += [f"{shown_path(folder.name)}: {note}" for note in listing.notes()]
+    if listing.stray:
+        source.notes.append(f"ignored, in no class folder of {shown_path(str(folder))}: {some(listing.stray)}")
     return source
 
 
@@ -153,21 +166,20 @@ def _torch(source: str, name: str, root: str, download: bool) -> Splits:
         if download:
             Path(root).mkdir(parents=True, exist_ok=True)
         train, test = (
-            _from_torchvision(_timm(source, root=root, split=split, download=download))
+            _from_torchvision(_timm(source, root=root, split=split, download=download), root)
             for split in ("train", "validation")
         )
     return Splits(train, test=test)
 
 
-def _from_torchvision(data: Any) -> Source:
+def _from_torchvision(data: Any, root: str = "") -> Source:
     names = getattr(data, "wnids", None) or getattr(data, "all_categories", None) or getattr(data, "classes", None)
     if hasattr(data, "all_categories"):  # iNaturalist
         files = [str(Path(data.root) / data.all_categories[label] / file) for label, file in data.index]
-        return Files(names or [], np.array([label for label, _ in data.index], np.int64), files)
+        return Files(names or [], np.array([label for label, _ in data.index], np.int64), files, root)
     if hasattr(data, "imgs"):
-        return Files(
-            names or [], np.array([label for _, label in data.imgs], np.int64), [file for file, _ in data.imgs]
-        )
+        labels = np.array([label for _, label in data.imgs], np.int64)
+        return Files(names or [], labels, [file for file, _ in data.imgs], root)
     labels = np.asarray(data.targets, np.int64)
     labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST has more than the digit
     return Arrays(names or [str(i) for i in range(labels.max() + 1)], labels, np.asarray(data.data, np.uint8))
@@ -230,6 +242,7 @@ def _webdataset(source: str, name: str, root: str, in_memory: InMemory) -> Split
         )
     shards = _shards(folder)
     splits = _named_splits(source, list(shards))
+    files = sorted(str(file) for file in folder.glob("*.tar"))
 
     def read(split: str) -> Source:
         advice = "its shards should hold images (jpg, png, webp) and .cls files"
@@ -237,7 +250,9 @@ def _webdataset(source: str, name: str, root: str, in_memory: InMemory) -> Split
             data = _timm(source, root=str(folder), split=shards[split], input_img_mode="")
             return _read_through(source, data, None, in_memory, skipped)
 
-    return _read_named(splits, read, late_test=True)
+    found = _read_named(splits, read, late_test=True)
+    found.archives = Files([], np.zeros(len(files), np.int64), files, str(folder))
+    return found
 
 
 def _shards(folder: Path) -> dict[str, str]:
@@ -357,7 +372,3 @@ def _one_line(what: str, advice: str) -> Iterator[None]:
         text = " ".join(str(error).split()) or type(error).__name__
         text = text if len(text) <= 200 else f"{text[:150]} … {text[-50:]}"
         raise GreedyNASError(f"{what}: {text.rstrip('.')}; {advice}") from None
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

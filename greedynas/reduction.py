@@ -22,15 +22,12 @@ BUCKET = 8 * 2**20  # bytes: large enough to be quick, small enough that the fir
 traffic: Counter[str] = Counter()  # bytes that this process has reduced, by what they were; `buckets` counts those
 
 
-def my_part(loss: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Of a mean over this rank's images, what it adds to the mean over the whole batch."""
+def my_part(loss: Tensor, images: int) -> Tensor:
+    """Return what the mean loss over this rank's images adds to the mean over the whole batch."""
     if distributed.size() == 1:
         return loss
-    if class_weights is None or labels.is_floating_point():  # a mean over classes' shares counts every image alike
-        weight = torch.full_like(loss, len(labels), requires_grad=False)
-    else:
-        weight = class_weights[labels].sum().to(loss.dtype)
-    return loss * (weight / added_up(weight))
+    count = torch.full_like(loss, images, requires_grad=False)
+    return loss * (count / added_up(count))
 
 
 def added_up(value: Tensor) -> Tensor:

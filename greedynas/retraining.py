@@ -16,18 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import nn
-from torch.nn import functional as F
 
 from greedynas import distributed
 from greedynas.accuracy import assess, predict_logits, top_accuracy
 from greedynas.architectures import read_arch
 from greedynas.config import RetrainSettings
-from greedynas.data import Data, ImageSet
+from greedynas.copies import withheld_sentence
+from greedynas.data import Data, ImageSet, macro_accuracy
 from greedynas.errors import GreedyNASError
 from greedynas.fetching import Told
 from greedynas.files import read_json, write_atomically, write_json
 from greedynas.fitting import RetrainState, retrain
 from greedynas.gpu import engine
+from greedynas.losses import balanced_weights, classification_loss
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.recipes import Recipe, make_recipe
 from greedynas.reporting.records import Finished, Top, read_record
@@ -68,19 +69,21 @@ def retrain_stage(
     name: str | None = None,
     pretrained: str | Path | None = None,
     seed: int | None = None,
+    latency_table: Path | None = None,
     data: Data | None = None,
     named: Told | None = None,
 ) -> dict[str, Any]:
     """Train a network of a run and test it, or go on with it; returns the summary that `--json` prints.
 
-    Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`) it is the chosen one. A finished
-    model is left as it is, and the test set is looked at once.
+    Without `model` (a folder in models/) and `arch` (a known network, a path, `timm:NAME`, `random`) it is the chosen one. A
+    finished model is left as it is, and the test set is looked at once, after the training. `random` is a network within the budget of the search
+    that found `model`, or the chosen one; where that limits latency, its table is the run's own or `latency_table`.
     """
     with Run.open(folder, named) as run:
         config = run.config()
         seed = config.seed if seed is None else seed
         recipe = make_recipe(settings)
-        target = choose_target(folder, config, model, arch, name, pretrained)
+        target = choose_target(folder, config, model, arch, name, pretrained, seed, latency_table)
         home = folder / "models" / target.name
         request = make_request(target, settings, recipe, seed)
         check_request(home, target, request)
@@ -89,7 +92,7 @@ def retrain_stage(
             device = choose_device(config.device)
             engine.use(config.engine)
             data = data or read_run_data(run, config, device)
-            run.check_data(data.identity())
+            run.check_data(data)
             precision = choose_precisions(config, device)[0]
             teacher = load_teacher(folder, settings.teacher, target.name, data, device)
             job = Job(run, home, data, device, precision, seed, settings, recipe, teacher, console)
@@ -124,7 +127,7 @@ def train_and_test(job: Job, target: Target, request: dict[str, Any]) -> dict[st
         test = finished_test(home, recipe)
         if not test:
             logger.info("%s: the test set is looked at", target.name)
-            test = assess(network, data.test(), data.class_names, job.seed)
+            test = assess(network, data.test(), data.class_names, job.seed) | data.caveats()
             test |= {"epochs": recipe.epochs, "seconds": state.seconds, "arch": arch}
             write_json(home / "test.json", test)
         return test
@@ -160,7 +163,7 @@ def fit(
             seed=job.seed,
             precision=job.precision,
             folder=folder,
-            class_weights=job.data.class_weights,
+            class_weights=job.data.weights_for(images),
             teacher=job.teacher,
             sync_bn=job.settings.sync_bn,
             console=job.console,
@@ -266,15 +269,22 @@ def best_of_top(job: Job, target: Target) -> Target:
         results.append({**make_arch(candidate, card), **measured, "epochs": recipe.epochs, "seconds": state.seconds})
         write_json(job.home / "top.json", {"schema_version": SCHEMA_VERSION, "candidates": results})
     distributed.on_first(lambda: shutil.rmtree(job.home / "top", ignore_errors=True))
-    accuracies = [(result["val_top1"], -result.get("val_loss", math.inf)) for result in results]
+    metric = "val_macro" if job.data.balanced else "val_top1"
+    accuracies = [(result.get(metric, result["val_top1"]), -result.get("val_loss", math.inf)) for result in results]
     best = accuracies.index(max(accuracies))
     logger.info("of %d found networks number %d is the best after %d epochs", len(results), best + 1, recipe.epochs)
     return candidates[best]
 
 
 def on_validation(network: nn.Module, data: Data) -> dict[str, float]:
+    """Return a network's top-1 accuracy, its average over classes and its loss on the validation images."""
     logits, labels = predict_logits(network, data.val)
-    return {"val_top1": top_accuracy(logits, labels), "val_loss": float(F.cross_entropy(logits, labels))}
+    weights = balanced_weights(labels, logits.shape[1]) if data.balanced else None
+    return {
+        "val_top1": top_accuracy(logits, labels),
+        "val_macro": macro_accuracy(logits.argmax(1) == labels, labels, logits.shape[1]),
+        "val_loss": float(classification_loss(logits, labels, weights)),
+    }
 
 
 # What is told in the end
@@ -284,6 +294,8 @@ def results_of(test: dict[str, Any], settings: RetrainSettings) -> dict[str, Any
     """What retraining adds to `arch.json`: nothing that depends on the clock."""
     results = {f"test_{key}": test.get(key) for key in ("top1", "top5", "macro")}
     results |= {"recipe": settings.recipe, "epochs": test["epochs"], "inherit": settings.inherit}
+    if test.get("caveats"):  # beside the accuracies, for whoever reads no more than this
+        results |= {"test_caveats": test["caveats"], "test_withheld": test["withheld"]}
     return results if settings.teacher is None else {**results, "teacher": settings.teacher}
 
 
@@ -305,18 +317,27 @@ def report_retraining(result: dict[str, Any], console: Console) -> None:
     columns = ("model", "recipe", "epochs", "macs", "params", "top-1", "top-5", "macro", "seconds", "network")
     for column in columns:
         table.add_column(column, justify="left" if column in ("model", "recipe", "network") else "right")
-    top5 = "" if result["test_top5"] is None else f"{result['test_top5']:.2%}"
+    accuracies = [result["test_top1"], result["test_top5"], result["test_macro"]]
+    withheld = result.get("test_withheld", False)
     table.add_row(
         Text(result["model"]),
         result["recipe"],
         str(result["epochs"]),
         f"{result['macs']:,}",
         f"{result['params']:,}",
-        f"{result['test_top1']:.2%}",
-        top5,
-        f"{result['test_macro']:.2%}",
+        *("" if one is None else "withheld" if withheld else f"{one:.2%}" for one in accuracies),
         f"{result['seconds']:,.0f}",
         Text(f"timm's {result['timm']}" if "timm" in result else " ".join(result["ops"])),
     )
-    table.caption = f"accuracy on {result['test_images']:,} test images, looked at once"
+    table.caption = f"accuracy on {result['test_images']:,} test images, evaluated once after the training"
     console.print(table)
+    print_caveats(result, console)
+
+
+def print_caveats(result: dict[str, Any], console: Console) -> None:
+    """Print what belongs beside the accuracies of a model: copies in the test set, classes that it lacks."""
+    told = list(result.get("test_caveats", ()))
+    if result.get("test_withheld", False):
+        told[:1] = [withheld_sentence(told)]
+    for one in told:
+        console.print(f"Warning: {one}", highlight=False, markup=False)

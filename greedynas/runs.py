@@ -21,11 +21,13 @@ from torch import Tensor
 from greedynas import __version__, distributed, stopping
 from greedynas.cleaning import logger as logger
 from greedynas.config import Config, validated
-from greedynas.data import DataSettings
+from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.fetching import Told, stored_settings
-from greedynas.files import TEMPORARY, read_json, write_atomically, write_json
+from greedynas.files import TEMPORARY, read_json, write_atomically
 from greedynas.locks import Lock
+from greedynas.manifest import read_manifest, refuse_other_identity, times_changed, write_manifest
+from greedynas.reading import names_a_folder
 from greedynas.yamlfiles import read_yaml
 
 SCHEMA_VERSION = 1
@@ -120,14 +122,21 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check_data(self, identity: dict[str, Any]) -> None:
-        """Other images than the run began with, because some were lost or came in, are refused."""
-        file = self.folder / "data.json"
-        before = read_json(file)
-        if not before:
-            write_json(file, {"schema_version": SCHEMA_VERSION, **identity})
-            return
-        changed = differences({key: before.get(key) for key in identity}, identity)
+    def check_data(self, data: Data) -> None:
+        """Refuse other images than the run began with; what they are is written down when it begins."""
+        refuse_other_machines(data)
+        kept = read_manifest(self.folder)
+        if kept is None:
+            self._check_labels(data)
+        else:
+            refuse_other_identity(kept, data.manifest, self.folder)
+        if kept is None or times_changed(kept, data.manifest):
+            write_manifest(self.folder, data.manifest)
+
+    def _check_labels(self, data: Data) -> None:
+        """All that a run of an older version can be compared by."""
+        before, now = read_json(self.folder / "data.json"), data.labels_identity()
+        changed = differences({key: before.get(key) for key in now}, now) if before else {}
         if changed:
             raise GreedyNASError(
                 f"the data is not the same as when {self.folder} was begun ({'; '.join(changed.values())}): bring it back, "
@@ -163,8 +172,8 @@ class _Followed(Run):
     def close(self) -> None:
         pass
 
-    def check_data(self, identity: dict[str, Any]) -> None:
-        pass
+    def check_data(self, data: Data) -> None:
+        refuse_other_machines(data)
 
 
 class Checkpoints:
@@ -220,8 +229,13 @@ class Checkpoints:
 
 
 def _refuse_other_ranks(folder: Path, config: Config) -> None:
-    """All ranks of a run must have the same directory and the same settings."""
+    """All ranks of a run must have the same directory and the same settings.
+
+    Images may lie in another folder on another machine: they are compared themselves (`refuse_other_machines`).
+    """
     facts = {"run directory": str(folder.absolute()), **flattened(config)}
+    if names_a_folder(config.data.source):
+        facts = {key: value for key, value in facts.items() if not key.endswith(("data.source", "data.root"))}
     distributed.refuse_difference(facts, f"give every machine the same files, and the same {folder}")
 
 
@@ -298,10 +312,19 @@ def versions() -> dict[str, Any]:
     return found | {"threads": torch.get_num_threads(), "cuda": torch.version.cuda}
 
 
+def refuse_other_machines(data: Data) -> None:
+    """Refuse machines with other images than the first one has. One rank of each has read them."""
+    digest = data.identity()["digest"] if distributed.local_rank() == 0 else None
+    if len({seen for seen in distributed.gather_words(digest) if seen is not None}) > 1:
+        raise GreedyNASError("the machines of this run do not have the same images: give each of them the same files")
+
+
 def refuse_differences(folder: Path, old: Config, new: Config) -> None:
     # Other searches and other models only add to a run.
     extends = ("search.", "retrain.")
     changed = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    if names_a_folder(old.data.source) and names_a_folder(new.data.source):
+        changed.pop("data.source", None)  # the images are compared, not where they lie
     told = "; ".join(text for key, text in changed.items() if key not in FREE and not key.startswith(extends))
     if told:
         raise GreedyNASError(

@@ -19,6 +19,7 @@ from greedynas import distributed
 from greedynas.architectures import path_arch, read_arch, write_arch
 from greedynas.averaging import evaluated
 from greedynas.budget import Budget, Limits, parse_limits, told_count
+from greedynas.choosing import choose
 from greedynas.config import Config, SearchSettings, changed_section, parse_assignments
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
@@ -27,8 +28,10 @@ from greedynas.fetching import Told
 from greedynas.files import read_json, write_json
 from greedynas.gpu import engine
 from greedynas.latency import load_latency_table
+from greedynas.losses import balanced_weights, image_weights
 from greedynas.paths import OpPath
-from greedynas.reporting.records import Evaluated
+from greedynas.reporting.choice import choice_told
+from greedynas.reporting.records import Chosen, Evaluated
 from greedynas.runs import NAME, Run, logger, read_run_config
 from greedynas.schedule import Schedule
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
@@ -41,6 +44,7 @@ from greedynas.terminal import text_column
 from greedynas.training import calibration_images
 
 SCHEMA_VERSION = 1
+BALANCED = "balanced accuracy"
 SEARCHERS = ("evolution", "random")
 
 
@@ -59,7 +63,7 @@ class Request:
 
 class SupernetEvaluator:
     """Accuracy of paths on the whole validation set, each path once however many searches ask; averaged over the net and its
-    earlier weights, if there are any."""
+    earlier weights, if there are any, and over classes, if the data weighs them alike."""
 
     def __init__(
         self,
@@ -78,6 +82,18 @@ class SupernetEvaluator:
             rng = stream(seed, "calibration images of the search")
             self.calibration = calibration_images(data, settings.calibration_images, rng)
 
+    @property
+    def images(self) -> float:
+        """The number of images behind every accuracy; where classes are balanced, the effective number.
+
+        A weighted mean is as uncertain as a plain one over (sum of weights)² / (sum of squared weights) images.
+        """
+        if not self.data.balanced:
+            return float(len(self.data.val))
+        labels = self.data.val.labels
+        weights = image_weights(labels, balanced_weights(labels, self.net.space.num_classes)).double()
+        return float(weights.sum() ** 2 / weights.square().sum())
+
     def __call__(self, paths: Sequence[OpPath]) -> list[float]:
         new = [tuple(path) for path in distributed.broadcast([p for p in paths if p not in self.accuracies])]
         if new:
@@ -90,6 +106,7 @@ class SupernetEvaluator:
                 self.settings.bn_images,
                 calibration=self.calibration,
                 precision=self.precision,
+                balanced=self.data.balanced,
             )
             self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
         return [self.accuracies[path] for path in paths]
@@ -161,7 +178,7 @@ def search_stage(
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
         kept = Schedule(config.train, len(data.train)).snapshots
-        earlier = load_snapshots(net, run.supernet, kept)
+        earlier = load_snapshots(net, run.supernet, kept, state.step)
         evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision, earlier)
         pool = [path for path, _ in state.pool.best()]
         results = []
@@ -186,7 +203,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     device = choose_device(config.device)
     engine.use(config.engine)
     data = data or read_run_data(run, config, device)
-    run.check_data(data.identity())
+    run.check_data(data)
     net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):
         load_weights(net, evaluated(tensors))
@@ -202,11 +219,12 @@ def run_search(
     step: int,
     console: Console,
 ) -> dict[str, Any]:
-    """One search, saved after every generation."""
+    """Run one search, saved after every generation, and choose its network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier))
+    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier), evaluator.data.balanced)
     known = distributed.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
+    before: dict[str, Any] | None = distributed.on_first(lambda: read_chosen(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = request.settings
     first = pool if request.pool_init else []
@@ -221,11 +239,11 @@ def run_search(
             told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
             progress.update(bar, advance=1, told=told)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
-    result["chosen"] = arch_json(request.name, searched.best, task)
-    if task.additive:
-        result["chosen"]["score"] = float(searched.worth.max())
+    result["chosen"] = chosen = chosen_json(request, searched, evaluator.images, before)
+    if before is not None and before.get("path") != chosen["path"]:
+        distributed.on_first(lambda: refuse_trained(folder, request.name))
     write_json(file, result)
-    distributed.on_first(lambda: write_arch(folder, result["chosen"]))
+    distributed.on_first(lambda: write_arch(folder, {key: chosen[key] for key in chosen if key != "choice"}))
     logger.info(
         "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d ditched; best %.4f",
         request.name,
@@ -235,6 +253,8 @@ def run_search(
         searched.ditched,
         searched.best.accuracy,
     )
+    if how := _choice_told(result):
+        logger.info("search %s: %s", request.name, how)
     return result
 
 
@@ -242,12 +262,16 @@ _FOUND = TypeAdapter(list[Evaluated])
 
 
 def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]:
-    """What an interrupted search of the same settings has evaluated; other settings under its name are refused."""
+    """What an interrupted search of the same settings has evaluated; other settings under its name are refused.
+
+    Another tolerance is none of them: it chooses again from what was evaluated.
+    """
     if not file.exists():
         return []
     saved = read_json(file)
     if isinstance(saved.get("settings"), dict):  # with the defaults of settings that did not exist when it was written
-        saved["settings"] = {**SearchSettings().model_dump(mode="json"), **saved["settings"]}
+        free = {"tolerance": wanted["settings"]["tolerance"]}
+        saved["settings"] = {**SearchSettings().model_dump(mode="json"), **saved["settings"], **free}
     different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
     try:
         found = [
@@ -263,6 +287,48 @@ def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]
             f"{file.parent} holds a search with another {', '.join(different)}; give this one another --name"
         )
     return found
+
+
+def read_chosen(file: Path) -> dict[str, Any] | None:
+    """Return what a finished search chose, or None where it is not finished."""
+    saved = read_json(file).get("chosen")
+    try:
+        if saved is not None:
+            Chosen.model_validate_json(json.dumps(saved))
+    except ValidationError as error:
+        raise GreedyNASError(f"{file} cannot be read ({first_problem(error)}); remove it to search again") from None
+    return saved
+
+
+def chosen_json(request: Request, searched: Searched, images: float, before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the chosen network of a finished search, with what it was chosen from.
+
+    `before` is what the same search chose before. The choice of a version without `search.tolerance` stays, because it may be
+    trained by now, unless another tolerance than the default is asked for.
+    """
+    tolerance = request.settings.tolerance
+    if before is not None and "choice" not in before and tolerance == SearchSettings().tolerance:
+        kept = [entry for entry in searched.found if list(entry.path) == before.get("path")]
+        if kept:
+            return found_json(request.name, kept[0], searched)
+    choice = choose(searched, images, tolerance)
+    numbers = {key: getattr(choice, key) for key in ("tolerance", "images", "margin", "tied", "within")}
+    told = {"choice": {**numbers, "best": _rows(searched, [choice.best])[0]}}
+    return {**found_json(request.name, choice.chosen, searched), **told}
+
+
+def found_json(name: str, found: Found, searched: Searched) -> dict[str, Any]:
+    score = {"score": _rows(searched, [found])[0]["score"]} if searched.task.additive else {}
+    return {**arch_json(name, found, searched.task), **score}
+
+
+def refuse_trained(folder: Path, name: str) -> None:
+    """Refuse another choice where the training of the one before has begun."""
+    home = folder / "models" / name
+    if (home / "retrain.json").exists():
+        raise GreedyNASError(
+            f"{home} is trained already, and this tolerance chooses another network: give it another --name"
+        )
 
 
 def arch_json(name: str, found: Found, task: Task) -> dict[str, Any]:
@@ -285,7 +351,8 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     table = Table(title="Chosen networks", title_justify="left")
     names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
     scored = ["score"] if "score" in results[0]["chosen"] else []
-    for column in ("search", *scored, "accuracy on the supernet", *names, "evaluated", "ditched", "network"):
+    accuracy = f"{results[0].get('metric', 'accuracy')} on the supernet"
+    for column in ("search", *scored, accuracy, *names, "evaluated", "ditched", "network"):
         table.add_column(column, justify="left" if column in ("search", "network") else "right")
     for result in results:
         chosen = result["chosen"]
@@ -294,9 +361,13 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
         shares = [f"{chosen[key]:.4f}" for key in (*scored, "supernet_accuracy")]
         table.add_row(Text(result["name"]), *shares, *costs, *counts, " ".join(chosen["ops"]))
     console.print(table)
+    for result in results:
+        if told := _choice_told(result):
+            name = f"{result['name']}: " if len(results) > 1 else ""
+            console.print(f"{name}{told}", highlight=False, markup=False)
     for result in results if with_front else ():
         front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
-        for column in (*scored, "accuracy on the supernet", *names, "path"):
+        for column in (*scored, accuracy, *names, "path"):
             front.add_column(column, justify="right")
         for entry in result["front"]:
             costs = [_told_cost(name, entry[name]) for name in names]
@@ -317,13 +388,14 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
     return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
-def _settings_json(request: Request, task: Task, step: int, supernets: int) -> dict[str, Any]:
+def _settings_json(request: Request, task: Task, step: int, supernets: int, balanced: bool) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
         **({"supernets": supernets} if supernets > 1 else {}),
+        **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),
@@ -334,24 +406,31 @@ def _settings_json(request: Request, task: Task, step: int, supernets: int) -> d
 
 
 def _found_json(searched: Searched) -> dict[str, Any]:
-    scores = dict(zip((entry.path for entry in searched.found), searched.worth.tolist(), strict=True))
-
-    def rows(found: Sequence[Found]) -> list[dict[str, Any]]:
-        paths = np.array([entry.path for entry in found])
-        columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
-        columns |= {"score": [scores[entry.path] for entry in found]} if searched.task.additive else {}
-        return [
-            {"path": list(entry.path), "accuracy": entry.accuracy, "generation": entry.generation}
-            | {name: values[i] for name, values in columns.items()}
-            for i, entry in enumerate(found)
-        ]
-
     return {
         "from_pool": searched.from_pool,
         "ditched": searched.ditched,
-        "found": rows(searched.found),
-        "front": rows(searched.front()),
+        "found": _rows(searched, searched.found),
+        "front": _rows(searched, searched.front()),
     }
+
+
+def _rows(searched: Searched, found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Return what `search.json` says of evaluated paths."""
+    paths = np.array([entry.path for entry in found])
+    columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
+    if searched.task.additive:
+        scores = dict(zip((entry.path for entry in searched.found), searched.worth.tolist(), strict=True))
+        columns["score"] = [scores[entry.path] for entry in found]
+    return [
+        {"path": list(entry.path), "accuracy": entry.accuracy, "generation": entry.generation}
+        | {name: values[i] for name, values in columns.items()}
+        for i, entry in enumerate(found)
+    ]
+
+
+def _choice_told(result: dict[str, Any]) -> str | None:
+    chosen = Chosen.model_validate_json(json.dumps(result["chosen"]))
+    return choice_told(chosen, result["objectives"])
 
 
 def _progress(console: Console) -> Progress:

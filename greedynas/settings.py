@@ -9,15 +9,16 @@ from rich.console import Console
 from greedynas import distributed
 from greedynas.auto import AUTO, auto_config
 from greedynas.budget import Budget, without_latency
-from greedynas.config import Asked, Config, changed_section, load_config, resolved
+from greedynas.config import EXTENDING, Asked, Config, changed_section, extends, load_config, resolved
 from greedynas.data import Data, DataSettings
 from greedynas.errors import GreedyNASError
 from greedynas.pace import known_pace
 from greedynas.planning import fit_hours
+from greedynas.reading import names_a_folder
 from greedynas.runs import flattened, read_run_config
 from greedynas.stages import choose_device, read_data
 
-EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
+PLACES = ("data.source", "data.root")  # settings that say where images are
 
 
 def settings_of(
@@ -52,7 +53,7 @@ def _settings_of(
     changes = resolved(changes, "train")
     if preset != AUTO and hours is None:
         return load_config(preset, changes), None
-    fixed = {key: value for key, value in changes.items() if key.partition(".")[0] not in EXTENDING}
+    fixed = {key: value for key, value in changes.items() if not extends(key)}
     asked = Asked(preset=preset, hours=hours, changes=fixed)
     if folder is not None and (folder / "config.yaml").is_file():
         return _settings_in(folder, asked, changes), None
@@ -66,7 +67,7 @@ def _settings_of(
     data = None
     if hours is not None:
         device = choose_device(config.device)
-        data = read_data(config, device)
+        data = read_data(config, device, folder)
         pace = known_pace(config, data, device, budget)
         config, more = fit_hours(config, data, device, hours, budget, max(1, len(priced)), keep=changes, pace=pace)
         reasons = [*reasons, *more]
@@ -84,12 +85,21 @@ def told_places(data: DataSettings, changes: dict[str, Any]) -> DataSettings:
 
 def _settings_in(folder: Path, asked: Asked, changes: dict[str, Any]) -> Config:
     config = read_run_config(folder)
-    config = config.model_copy(update={"data": told_places(config.data, asked.changes)})
-    if config.asked != asked:
+    if config.asked is None or _but_for_places(config.asked) != _but_for_places(asked):
         before = "other settings" if config.asked is None else config.asked.told()
         raise GreedyNASError(f"{folder} was started with {before}, not {asked.told()}; name another --out")
+    config = config.model_copy(update={"data": told_places(config.data, asked.changes)})
     for section in EXTENDING:
         mine = {key: value for key, value in changes.items() if key.startswith(f"{section}.")}
         if mine:
             config = config.model_copy(update={section: changed_section(config, section, mine)})
     return config
+
+
+def _but_for_places(asked: Asked) -> Asked:
+    """Return what was asked for without where the images lie: they are compared themselves."""
+    kept = {key: value for key, value in asked.changes.items() if key not in PLACES}
+    source = asked.changes.get("data.source")
+    if isinstance(source, str) and not names_a_folder(source):
+        kept["data.source"] = source
+    return asked.model_copy(update={"changes": kept})

@@ -12,6 +12,7 @@ from greedynas import distributed
 from greedynas.averaging import evaluated
 from greedynas.evaluation import BNMode, Evaluation, evaluate_batches, interleaved
 from greedynas.imagesets import ImageSet
+from greedynas.losses import balanced_weights
 from greedynas.paths import OpPath
 from greedynas.runs import DAMAGE, Checkpoints, logger, read_checkpoint, step_of
 from greedynas.state import load_weights
@@ -20,22 +21,26 @@ from greedynas.supernet import Supernet
 Weights = dict[str, Tensor]
 
 
-def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int]) -> list[Weights]:
-    """Earlier weights of a net, after these steps; rank 0 reads them for all. A damaged checkpoint is named and passed over."""
+def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int) -> list[Weights]:
+    """Return the weights that a net had after these steps, one set for each step; rank 0 reads them for all.
+
+    `last` is the step of the weights that the net has now. Training may stop early at a step of a snapshot: that step is not
+    returned, else it would count twice in an average. A damaged checkpoint is named and passed over.
+    """
     shapes = {f"net.{name}": tensor.shape for name, tensor in net.state_dict().items()}
-    found: list[Weights] = []
+    found: dict[int, Weights] = {}
     for file in reversed(Checkpoints(folder).files()) if steps and distributed.is_first() else ():
-        if step_of(file) not in steps:
+        step = step_of(file)
+        if step not in steps or step == last or step in found:  # a crash may leave two files of a step
             continue
         try:
             weights = evaluated(read_checkpoint(file)[0])
             if {name: tensor.shape for name, tensor in weights.items()} != shapes:
                 raise ValueError("it is of another supernet")
-            found.append(weights)
+            found[step] = weights
         except DAMAGE as error:
             logger.warning("checkpoint %s is damaged (%s); paths are evaluated without it", file.name, error)
-    count = distributed.broadcast(len(found))
-    return [distributed.broadcast_tensors(found[i] if found else None) for i in range(count)]
+    return [distributed.broadcast_tensors(found.get(step)) for step in distributed.broadcast(list(found))]
 
 
 def evaluate_snapshots(
@@ -49,15 +54,20 @@ def evaluate_snapshots(
     calibration: Tensor | None,
     precision: str,
     images: NDArray[np.int64] | None = None,
+    balanced: bool = False,
 ) -> Evaluation:
-    """Paths on validation images (None: all): the mean over the net as it is and with its earlier weights. It is left as it
-    was."""
+    """Evaluate paths on validation images (None: all) and return the mean over the net as it is and with its earlier weights.
+
+    With `balanced`, every class counts alike. The net is left as it was.
+    """
     chosen = np.arange(len(val)) if images is None else images
+    class_weights = balanced_weights(val.labels[chosen], net.space.num_classes) if balanced else None
     chunks = [chosen[chunk] for chunk in interleaved(len(chosen), bn_images)]
 
     def evaluate() -> Evaluation:
         batches = (val.eval_batch(chunk) for chunk in chunks)
-        return evaluate_batches(net, paths, batches, bn, calibration=calibration, precision=precision)
+        options = {"calibration": calibration, "precision": precision, "class_weights": class_weights}
+        return evaluate_batches(net, paths, batches, bn, **options)  # type: ignore[arg-type]
 
     results = [evaluate()]
     if not earlier:

@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas import distributed
-from greedynas.config import Config
+from greedynas.config import Config, TrainSettings
 from greedynas.data import Data, open_data
 from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
-from greedynas.reading import FORMS
+from greedynas.ratio import BUSY, plausible
+from greedynas.reading import FORMS, names_a_folder
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
@@ -28,27 +29,24 @@ def train_stage(
     config: Config, folder: Path, console: Console, data: Data | None = None, *, show_plan: bool = True
 ) -> dict[str, Any]:
     """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
+    config = config.model_copy(update={"data": config.data.located()})
     device = choose_device(config.device)
     engine.use(config.engine)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
-    data = data or read_data(config, device)
+    data = data or read_data(config, device, folder)
     if config.train.sampler == "fair":
         fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
-    if config.train.sampler == "greedy" and config.train.filter_images > len(data.val):
-        raise GreedyNASError(
-            f"train.filter_images = {config.train.filter_images} but there are {len(data.val)} validation images; "
-            "lower it or raise data.val_images"
-        )
+    settings, limited = settings_for(config, data)
     with Run.start(folder, config) as run:
-        run.check_data(data.identity())
-        for note in data.notes:
+        run.check_data(data)
+        for note in [*data.notes, *limited]:
             logger.info("%s", note)
             console.print(note, highlight=False, markup=False)
         net = supernet_of(config, len(data.class_names), device)
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())
         if show_plan:
-            console.print(plan_table(config, len(data.train)))
+            console.print(plan_table(config.model_copy(update={"train": settings}), len(data.train)))
         largest = tuple(net.space.cost_tables["macs"].entries.argmax(axis=1).tolist())
         trial = training_trial(lambda images: net(images, largest), data.train.view, device, precision)
         lower = "lower train.bn_images or train.filter_images in another --out"
@@ -56,7 +54,7 @@ def train_stage(
             state = train_supernet(
                 net,
                 data,
-                config.train,
+                settings,
                 seed=config.seed,
                 precision=precision,
                 eval_precision=eval_precision,
@@ -66,27 +64,69 @@ def train_stage(
     return summary(state)
 
 
+def settings_for(config: Config, data: Data) -> tuple[TrainSettings, list[str]]:
+    """Return the settings of training for the images that could be read, and notes on what is not as the run has it.
+
+    `auto` counts files, of which some may be broken: the number of filter images that it chose is a largest number. One that
+    the user chose is refused where there are fewer.
+    """
+    wanted, there = config.train.filter_images, len(data.val)
+    if config.train.sampler != "greedy" or wanted <= there:
+        return config.train, []
+    if config.asked is None or not config.asked.chose("train.filter_images"):
+        raise GreedyNASError(
+            f"train.filter_images = {wanted} but there are {there} validation images; lower it or raise data.val_images"
+        )
+    note = f"{there:,} validation images can be read, so every filtering uses these instead of {wanted:,}"
+    return config.train.limited_to(there), [note]
+
+
 def supernet_of(config: Config, num_classes: int, device: torch.device) -> Supernet:
     """What training starts from, or what weights of a run are loaded into."""
     net = fresh_supernet(config.space.adapt(num_classes=num_classes), config.train, config.seed)
     return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def read_data(config: Config, device: torch.device) -> Data:
+def read_data(config: Config, device: torch.device, folder: Path | None = None) -> Data:
+    """Open the images of a configuration; those of the run in `folder`, if there is one, must be the ones it began with."""
     if not config.data.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
+    if folder is not None:
+        refuse_nesting(config.data.source, folder)
+        refuse_moved(config.data.source, folder)
     return open_data(
         config.data,
         image_size=config.space.image_size,
         image_channels=config.space.image_channels,
         seed=config.seed,
         device=device,
+        folder=folder,
     )
+
+
+def refuse_nesting(source: str, folder: Path) -> None:
+    """Refuse a run directory among the images, where its files would be taken for some, and images inside of one."""
+    if not names_a_folder(source) or not (images := Path(source).expanduser()).is_dir():
+        return
+    images, run = images.resolve(), folder.resolve()
+    if run.is_relative_to(images):
+        raise GreedyNASError(f"--out {folder} lies inside of --data {source}: name a directory outside of the images")
+    if images.is_relative_to(run):
+        raise GreedyNASError(f"--data {source} lies inside of --out {folder}: name a directory that holds no images")
+
+
+def refuse_moved(source: str, folder: Path) -> None:
+    """Say what to do where the images of a run are not in their place any more."""
+    if names_a_folder(source) and (folder / "config.yaml").is_file() and not Path(source).expanduser().exists():
+        raise GreedyNASError(
+            f"the images of {folder} are not in {source}: bring them back, or give its train (or run) command again with "
+            "--data and the place where they are now (search, retrain and export take --data too)"
+        )
 
 
 def read_run_data(run: Run, config: Config, device: torch.device) -> Data:
     """Open the images of a run directory, which may be somebody else's: nothing is fetched that the command line did not name."""
-    return read_data(config.model_copy(update={"data": run.image_settings()}), device)
+    return read_data(config.model_copy(update={"data": run.image_settings()}), device, run.folder)
 
 
 def summary(state: TrainState) -> dict[str, Any]:
@@ -106,10 +146,16 @@ def summary(state: TrainState) -> dict[str, Any]:
 
 
 def report_training(result: dict[str, Any], console: Console) -> None:
+    ratio = result["measured_ratio"]
+    cost = (
+        f"a training step costs {ratio:.1f} forward passes here"
+        if plausible(ratio)
+        else f"what a training step costs in forward passes here could not be measured, {BUSY}"
+    )
     console.print(
         f"Trained for {result['epochs']} epochs ({result['stopped']}): {result['optimization_images']:,} optimization and "
-        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected; a training step "
-        f"costs {result['measured_ratio']:.2f} forward passes here. Pool: {result['pool']} paths.",
+        f"{result['evaluation_images']:,} evaluation images, {result['corrected_images']:,.0f} corrected (r = {PAPER_RATIO}); "
+        f"{cost}. Pool: {result['pool']} paths.",
         highlight=False,
     )
 
@@ -119,9 +165,12 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     images = train_images
     if images is None and config.expect is not None and not config.data.source:
         images = config.expect.train_images
+    settings = config.train
     if images is None:
-        images = len(read_data(config, torch.device("cpu")).train)
-    schedule = Schedule(config.train, images)
+        quick = config.model_copy(update={"data": config.data.model_copy(update={"check_duplicates": False})})
+        data = read_data(quick, torch.device("cpu"))
+        images, settings = len(data.train), settings_for(config, data)[0]
+    schedule = Schedule(settings, images)
     costs = {}
     epochs = {"at most": config.train.max_epochs}
     stops = config.train.stopping and config.train.sampler == "greedy"

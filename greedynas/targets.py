@@ -1,21 +1,25 @@
-"""Which network is trained: one that a search found, a path, a known network, or any model of timm."""
+"""Which network is trained: one that a search found, a random one beside it, a path, a known network, any model of timm."""
 
+import math
 import zlib
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from greedynas.architectures import SCHEMA_VERSION, path_arch, read_arch
 from greedynas.averaging import evaluated
+from greedynas.budget import Budget
 from greedynas.config import Config
 from greedynas.data import Data, normalisation
 from greedynas.errors import GreedyNASError
 from greedynas.known import known_networks, resolve
+from greedynas.latency import LatencyTable, load_latency_table
 from greedynas.paths import OpPath, canonical, compact, parse_path
 from greedynas.pretrained import load_pretrained
 from greedynas.reporting.records import Search, read_record
@@ -23,10 +27,12 @@ from greedynas.runs import NAME, Run
 from greedynas.space import Space, load_space, space_names
 from greedynas.stages import supernet_of
 from greedynas.state import fitting, load_weights
-from greedynas.streams import torch_stream
+from greedynas.streams import stream, torch_stream
 from greedynas.trained import Card, make_network
 
 TIMM = "timm:"
+RANDOM = "random"  # as --arch, and as the name of that model
+DRAWS = 1000  # random paths, before it is said that there is no other network
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Target:
     tag: str = ""  # of timm's own weights
     search: str | None = None  # the search that found it
     in_supernet: bool = False  # whether the run's supernet has weights for it
-    facts: dict[str, Any] = field(default_factory=dict)  # what a search knows of it: supernet_accuracy, latency_ms
+    facts: dict[str, Any] = field(default_factory=dict)  # for arch.json: supernet_accuracy, latency_ms, within
 
     def identity(self) -> dict[str, Any]:
         """What makes it the same network."""
@@ -51,10 +57,22 @@ class Target:
 
 
 def choose_target(
-    folder: Path, config: Config, model: str | None, arch: str | None, name: str | None, pretrained: str | Path | None
+    folder: Path,
+    config: Config,
+    model: str | None,
+    arch: str | None,
+    name: str | None,
+    pretrained: str | Path | None,
+    seed: int = 0,
+    latency_table: Path | None = None,
 ) -> Target:
-    """The run's chosen network, another one in models/, or any other by name."""
-    if model is not None and arch is not None:
+    """Return the run's chosen network, another one in models/, or any other by name.
+
+    `seed` and `latency_table` are for `random` alone: it draws a network within the budget of the search that found `model`.
+    """
+    if latency_table is not None and arch != RANDOM:
+        raise GreedyNASError("--latency-table is for --arch random alone: no other network is drawn within a budget")
+    if model is not None and arch is not None and arch != RANDOM:
         raise GreedyNASError("--model names a network of this run and --arch another one: give one of them")
     for given in (model, name):
         if given is not None and not NAME.fullmatch(given):
@@ -63,6 +81,8 @@ def choose_target(
     if arch is None:
         target = _in_this_run(folder, config, model)
         target = replace(target, pretrained=weights or target.pretrained)
+    elif arch == RANDOM:
+        target = _at_random(folder, config, model, seed, latency_table)
     elif arch.startswith(TIMM):
         target = _of_timm(arch.removeprefix(TIMM), weights)
     else:
@@ -84,18 +104,18 @@ def _in_this_run(folder: Path, config: Config, model: str | None) -> Target:
     if not own and arch.get("space") not in space_names():
         raise GreedyNASError(f"{name} is a network of the space {arch.get('space')!r}, which is not known here")
     space = config.space if own else _for_images_of(config, str(arch["space"]))
-    facts: dict[str, Any] = {key: arch[key] for key in ("latency_ms", "supernet_accuracy") if key in arch}
+    facts: dict[str, Any] = {key: arch[key] for key in ("latency_ms", "supernet_accuracy", "within") if key in arch}
     path = parse_path(arch.get("path"), space)
     return Target(name, space, path, search=None if search is None else name, in_supernet=own, facts=facts)
 
 
 def found_targets(folder: Path, target: Target) -> list[Target]:
-    """The target and the other networks of its search, best first: each network once, as it was first evaluated."""
+    """Return the target and then the other networks of its search, best first, of equals the cheapest; each network once."""
     search, space = read_search(folder, str(target.search)), target.space
     if search is None or space is None or target.path is None:
         return [target]
     distinct = {canonical(target.path, space): target}
-    for entry in sorted(search["found"], key=lambda entry: -_worth(entry)):
+    for entry in sorted(search["found"], key=lambda entry: (-_worth(entry), *_costs(entry, search["objectives"]))):
         path = parse_path(entry["path"], space)
         facts = {"supernet_accuracy": entry["accuracy"]}
         facts |= {"latency_ms": entry["latency_ms"]} if "latency_ms" in entry else {}
@@ -109,6 +129,11 @@ def _worth(entry: dict[str, Any]) -> float:
     return float(entry["accuracy"]) if score is None else score
 
 
+def _costs(entry: dict[str, Any], objectives: list[str]) -> list[float]:
+    """Return the costs of a path, with infinity for a latency that the table cannot tell."""
+    return [math.inf if entry.get(name) is None else float(entry[name]) for name in objectives]
+
+
 def read_search(folder: Path, name: str) -> dict[str, Any] | None:
     """A finished search."""
     file = folder / "searches" / name / "search.json"
@@ -118,6 +143,49 @@ def read_search(folder: Path, name: str) -> dict[str, Any] | None:
     if search.get("chosen") is None:
         raise GreedyNASError(f"the search {name} is not finished; give its search command again")
     return search
+
+
+def _at_random(folder: Path, config: Config, model: str | None, seed: int, latency_table: Path | None) -> Target:
+    """Return a random network that keeps the limits of a search, each path within them equally likely.
+
+    The network that the search led to is not drawn: it is what this one is compared with.
+    """
+    found = read_arch(folder, model)
+    name = found["model"] if model is None else model
+    search = read_search(folder, name)
+    if search is None:
+        raise GreedyNASError(f"{name} was not found by a search of this run: --arch random needs the budget of one")
+    space = config.space.adapt(num_classes=search["chosen"].get("num_classes"))  # costs depend on the classes
+    budget = Budget.model_validate(search["budget"])
+    latency = None
+    if "latency_ms" in budget.limits():
+        latency = _table_of(folder, latency_table, search, space)
+    taken = {canonical(parse_path(arch["path"], space), space) for arch in (found, search["chosen"])}
+    drawn = space.sample(DRAWS, stream(seed, "random network"), budget, latency)
+    path = next((path for path in map(tuple, drawn.tolist()) if canonical(path, space) not in taken), None)
+    if path is None:
+        raise GreedyNASError(f"no network but the found one keeps the budget of {name}: there is none to draw")
+    facts: dict[str, Any] = {"within": name}
+    if latency is not None:
+        facts["latency_ms"] = float(latency.cost_table(space)(np.array([path]))[0])
+    return Target(RANDOM, config.space, path, in_supernet=True, facts=facts)
+
+
+def _table_of(folder: Path, latency_table: Path | None, search: dict[str, Any], space: Space) -> LatencyTable:
+    """Return the latency table that a search was limited by; another one is refused."""
+    file = latency_table or folder / "latency.json"
+    if not file.is_file():
+        raise GreedyNASError(
+            f"the search {search['name']} limits latency and {file} is not there; name its table with --latency-table"
+        )
+    table, chosen = load_latency_table(file), search["chosen"]
+    priced = float(table.cost_table(space)(np.array([chosen["path"]]))[0])
+    if not math.isclose(priced, chosen.get("latency_ms") or 0.0, rel_tol=1e-6):
+        raise GreedyNASError(
+            f"{file} is not the table of the search {search['name']}: it gives the found network {priced:.4g} ms, "
+            f"the search {chosen.get('latency_ms')} ms; name its table with --latency-table"
+        )
+    return table
 
 
 def _by_path(arch: str, config: Config) -> Target:

@@ -24,7 +24,7 @@ from greedynas.files import Records
 from greedynas.paths import OpPath, compact, pretty
 from greedynas.runs import Checkpoint, logger
 from greedynas.sampling import Filtered
-from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images
+from greedynas.schedule import Schedule, corrected_images
 from greedynas.space import Space
 from greedynas.state import TrainState, copied
 from greedynas.terminal import text_column
@@ -172,15 +172,15 @@ class Recorder(Journal):
 
     def epoch(self) -> None:
         state = self.state
-        ratio = state.measured_ratio or PAPER_RATIO
+        images, ratio = (state.optimization_images, state.evaluation_images), state.measured_ratio
         self._write(
             "epoch",
             pi=state.novelty,
             pool_size=len(state.pool),
             stopped=state.stopped,
             **self._images_counted(),
-            measured_ratio=ratio,
-            corrected_images_measured=corrected_images(state.optimization_images, state.evaluation_images, ratio),
+            measured_ratio=ratio,  # None: the machine was too busy
+            corrected_images_measured=None if ratio is None else corrected_images(*images, ratio),
         )
 
     def facts(self, step: int) -> dict[str, Any]:

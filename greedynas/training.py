@@ -1,9 +1,7 @@
 """Greedy training of a supernet: Algorithm 2 of the paper, and its rivals in the same loop."""
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas import distributed
+from greedynas import distributed, ratio
 from greedynas.averaging import AveragedWeights
 from greedynas.config import TrainSettings
 from greedynas.data import Data
@@ -22,6 +20,7 @@ from greedynas.files import write_json
 from greedynas.gpu import engine
 from greedynas.gpu.graphs import GraphedTraining
 from greedynas.gpu.recording import worth_recording
+from greedynas.losses import classification_loss
 from greedynas.paths import OpPath
 from greedynas.pool import CandidatePool
 from greedynas.reduction import added_up, gradients_added_up, my_part, same_weights
@@ -117,7 +116,7 @@ def train_supernet(
             state.novelty = state.pool.novelty(state.snapshot) if state.pool.full else None
             state.snapshot = sorted(state.pool)
             state.stopped = why_stop(state, schedule)
-            if state.measured_ratio is None:
+            if state.measured_ratio is None and state.epoch <= ratio.ATTEMPTS:
                 measure = partial(measure_ratio, net, data, settings, precision, eval_precision)
                 state.measured_ratio = distributed.on_first(measure)
             recorder.epoch()
@@ -183,7 +182,8 @@ def filter_on_validation(
 
     def losses(paths: Sequence[OpPath]) -> Sequence[float]:
         bn = {"bn": settings.bn, "bn_images": settings.bn_images, "calibration": calibration}
-        result = evaluate_paths(net, paths, images, labels, **bn, precision=precision)  # type: ignore[arg-type]
+        options = {**bn, "precision": precision, "balanced": data.balanced}
+        result = evaluate_paths(net, paths, images, labels, **options)  # type: ignore[arg-type]
         # A path whose loss overflows is the worst of all. If that is every path, the weights are broken.
         found = np.nan_to_num(result.losses, nan=np.inf)
         if np.isinf(found).all():
@@ -243,13 +243,12 @@ def train_step(
         group["lr"] = lr
     optimizer.zero_grad(set_to_none=True)  # paths that are not trained have no gradient, not a zero one
     total = torch.zeros((), device=images.device)
-    smoothing = settings.label_smoothing
     with gradients_added_up(net.path_modules(path) for path in paths):
         for path in paths:
             with autocast(images.device, precision):
                 logits = net(images, path)
-            loss = F.cross_entropy(full_precision(logits), labels, class_weights, label_smoothing=smoothing)
-            loss = my_part(loss, labels, class_weights)
+            loss = classification_loss(full_precision(logits), labels, class_weights, settings.label_smoothing)
+            loss = my_part(loss, len(labels))
             loss.backward()
             total += loss.detach()
     if settings.clip_grad is not None:
@@ -267,8 +266,11 @@ def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optim
     return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov)
 
 
-def measure_ratio(net: Supernet, data: Data, settings: TrainSettings, precision: str, eval_precision: str) -> float:
-    """Time of a training step over that of a forward evaluation of the same images, on a copy of one path."""
+def measure_ratio(
+    net: Supernet, data: Data, settings: TrainSettings, precision: str, eval_precision: str
+) -> float | None:
+    """Return the time of a training step over that of a forward evaluation of the same images, on a copy of one path; None
+    where the machine is too busy to tell."""
     images, labels = data.val.eval_batch(np.arange(min(settings.batch_size, len(data.val))))
     network = net.subnet([count - 1 for count in net.space.num_ops]).train()
     optimizer = make_optimizer(network, settings)
@@ -284,19 +286,9 @@ def measure_ratio(net: Supernet, data: Data, settings: TrainSettings, precision:
         with torch.no_grad(), autocast(images.device, eval_precision):
             network(images)
 
-    return _seconds(train, images.device) / _seconds(evaluate, images.device)
-
-
-def _seconds(work: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
-    """Median time, after one call to warm up."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return max(statistics.median(times[1:]), 1e-9)  # a clock may stand still
+    found = ratio.judge(ratio.time_turns(train, evaluate, images.device), images.device)
+    logger.info(found.message)
+    return found.ratio
 
 
 def save_all(run: Run, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

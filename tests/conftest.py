@@ -21,8 +21,19 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
+def synthetic_truth(tmp_path_factory) -> Path:
+    """A made-up ground truth in the form of NAS-Bench-Macro's file: for tests of what the package does with it."""
+    from tests.synthetic_files import write_truth
+
+    return write_truth(tmp_path_factory.mktemp("truth") / "nas-bench-macro_cifar10.json")
+
+
+@pytest.fixture(scope="session")
 def macro_truth() -> Path:
-    """The ground truth of NAS-Bench-Macro, which lies beside the checkout and is not part of it."""
+    """The published ground truth of NAS-Bench-Macro, which lies beside the checkout and is not part of it.
+
+    Only tests of its own numbers may need it: without the file they are skipped.
+    """
     file = SHARED / "nas-bench-macro_cifar10.json"
     if not file.exists():
         pytest.skip("NAS-Bench-Macro's ground truth is not beside this checkout")

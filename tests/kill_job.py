@@ -1,4 +1,4 @@
-"""A whole job that dies in each of its stages, and is started again: are the network and its weights always the same?
+"""A whole job that dies in each of its stages, and is started again: are the networks and their weights always the same?
 
     python -m tests.kill_job CONFIG FOLDER
 
@@ -22,14 +22,17 @@ from greedynas.config import load_config
 from tests.kill_points import KILLED, Death, in_child, survival
 
 LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
-STAGES = ("train_stage", "search_stage", "retrain_stage", "export_stage", "report_stage")
-FILES = ("arch.json", "model.safetensors", "model.onnx", "models/macs-60K/test.json", "searches/macs-60K/search.json")
+STAGES = ("train_stage", "search_stage", "retrain_stage", "retrain_stage", "export_stage", "report_stage")
+FILES = (
+    *("arch.json", "model.safetensors", "model.onnx", "models/random/arch.json", "models/random/model.safetensors"),
+    *("models/macs-60K/test.json", "models/random/test.json", "searches/macs-60K/search.json"),  # say how long it took
+)
 
 
 def outcome(run: Path) -> dict[str, str]:
     """What must not depend on interruptions, to the byte."""
     found = {name: (run / name).read_bytes().hex() for name in FILES}
-    for name in FILES[-2:]:  # they say how long it took
+    for name in FILES[-3:]:
         facts = json.loads((run / name).read_text())
         found[name] = json.dumps({key: value for key, value in facts.items() if key != "seconds"})
     found["report"] = str((run / "report.html").stat().st_size > 10**6)
@@ -55,9 +58,9 @@ def main(config_file: str, root: Path) -> None:
         def work() -> None:
             if death is not None:
                 death.watch()
-            for name in STAGES:
+            for name in set(STAGES):
                 setattr(job, name, counted(getattr(job, name)))
-            job.run_job(config, folder, LIMITS, Console(quiet=True))
+            job.run_job(config, folder, LIMITS, Console(quiet=True), with_random=True)
             if report is not None:
                 report.write_text(json.dumps(ends))
 
@@ -69,7 +72,7 @@ def main(config_file: str, root: Path) -> None:
     ends = [0, *json.loads((root / "ends.json").read_text())]
     # In the middle of every stage, and at the last write of the longer ones.
     moments = {(first + last) // 2: stage for stage, (first, last) in zip(STAGES, pairwise(ends), strict=True)}
-    moments |= {ends[3]: "retrain_stage", ends[4]: "export_stage"}
+    moments |= {ends[3]: "retrain_stage", ends[4]: "retrain_stage", ends[5]: "export_stage"}
     for at, stage in sorted(moments.items()):
         folder = root / f"{stage}-{at}"
         failure = survival(running(folder, Death(at)), running(folder), expected, partial(outcome, folder))

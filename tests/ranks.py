@@ -161,9 +161,13 @@ def evaluate(folder, name, photos):
     paths = [tuple(path) for path in net.space.sample(9, stream(1, "paths")).tolist()]
     images, labels = data.val.eval_batch()
     results = [
-        told(evaluate_paths(net, some, images, labels, mode, bn_images=6, calibration=images, keep_correct=True))
+        told(
+            evaluate_paths(
+                net, some, images, labels, mode, bn_images=6, calibration=images, keep_correct=True, balanced=balanced
+            )
+        )
         for some in (paths, paths[:1])  # of one path, all ranks but one have nothing to do
-        for mode in ("batch", "recalibrate")
+        for mode, balanced in (("batch", False), ("recalibrate", False), ("batch", True))
     ]
     leave(folder, name, {"results": results, "passes": len(passes), "distinct": len(set(paths))})
 

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from greedynas.bitmaps import pack_bits
 from greedynas.config import Config
 from greedynas.searches import make_requests, search_stage
 from greedynas.stages import train_stage
@@ -59,8 +60,8 @@ def picture(number):
         return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
 
 
-def facts_of_a_test(class_names, top1=0.75, images=2000, samples=6):
-    """A `test.json` whose numbers agree with each other."""
+def facts_of_a_test(class_names, top1=0.75, images=2000, samples=6, correct=None):
+    """A `test.json` whose numbers agree with each other; runs of earlier versions do not know which images were correct."""
     classes = len(class_names)
     per_class = images // classes
     right = round(top1 * per_class)
@@ -83,6 +84,7 @@ def facts_of_a_test(class_names, top1=0.75, images=2000, samples=6):
         "per_class": [right / per_class] * classes,
         "confusion": confusion.tolist(),
         "samples": shown,
+        **({} if correct is None else {"correct": pack_bits(correct)}),
     }
 
 
@@ -112,15 +114,25 @@ def export_facts(machine="abacus"):
 
 
 def add_model(
-    folder, name, *, chosen=False, top1=0.75, class_names=("ape", "bee", "cat"), samples=6, export=True, **arch
+    folder,
+    name,
+    *,
+    chosen=False,
+    top1=0.75,
+    class_names=("ape", "bee", "cat"),
+    samples=6,
+    export=True,
+    correct=None,
+    **arch,
 ):
     """A trained model in the form that retraining and export give it; `arch` over what is there."""
+    top1 = top1 if correct is None else float(np.mean(correct))
     home = folder / "models" / name
     home.mkdir(parents=True, exist_ok=True)
     file = home / "arch.json"
     before = json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "model": name}
     write(file, {**before, "test_top1": top1, "recipe": "sgd", "epochs": 3, **arch})
-    write(home / "test.json", facts_of_a_test(list(class_names), top1, samples=samples))
+    write(home / "test.json", facts_of_a_test(list(class_names), top1, samples=samples, correct=correct))
     (home / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in retraining_lines()))
     if export:
         write(home / "export.json", export_facts())
@@ -137,6 +149,10 @@ def write(file, value):
     file.write_text(json.dumps(value))
 
 
+def read(file):
+    return json.loads(file.read_text())
+
+
 def change(file, **changes):
     """Change a JSON file; `None` as a key's value is JSON's null."""
-    write(file, {**json.loads(file.read_text()), **changes})
+    write(file, {**read(file), **changes})

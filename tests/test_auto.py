@@ -1,4 +1,6 @@
 import io
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,8 +71,8 @@ def test_folders_of_splits(tmp_path):
     assert (found.images, found.own_val, found.own_test) == (20, 8, True)
     config, reasons = chosen(tmp_path)
     assert not any("held out" in reason for reason in reasons)
-    assert config.train.filter_images == 4  # half a batch of 8
-    assert len(read_data(config, CPU).val) == 8
+    assert config.train.filter_images == len(read_data(config, CPU).val) == 8
+    assert any(reason.startswith("train.filter_images 8: all validation images there are; ") for reason in reasons)
 
 
 def test_grey_is_what_has_no_colours_however_it_is_stored(tmp_path):
@@ -229,13 +231,78 @@ def test_what_has_another_meaning_in_a_mirror_is_not_flipped(look, names, grey, 
     assert look(class_names=tuple(names), grey=grey)[0].data.flip is flips
 
 
-def test_the_filter_costs_about_a_quarter_of_training(look):
-    for images, classes in ((300, 3), (5000, 10), (5000, 60), (100_000, 10)):
-        config, _ = look(images=images, class_names=tuple(map(str, range(classes))))
-        train = config.train
-        ratio = train.m * train.filter_images / (train.k * train.batch_size * 3.33)
-        assert ratio < (0.61 if train.filter_images == classes else 0.35)
-        assert train.bn_images == train.filter_images
+# Which images filter
+
+
+def filtering(config):
+    """The cost of filtering over that of training."""
+    train = config.train
+    return train.m * train.filter_images / (train.k * train.batch_size * 3.33)
+
+
+def reason_for(reasons, key):
+    return next(reason for reason in reasons if reason.startswith(f"{key} "))
+
+
+@pytest.mark.parametrize(
+    ("device", "images", "classes", "batch", "expected", "why"),
+    [
+        (CPU, 20_000, 10, 64, 100, "fewer rank paths too badly"),
+        (CPU, 20_000, 60, 64, 100, "fewer rank paths too badly"),
+        (CPU, 400_000, 1000, 64, 100, "fewer rank paths too badly"),
+        (CPU, 300, 3, 8, 60, "all validation images there are"),
+        (CPU, 30, 3, 8, 6, "all validation images there are"),
+        (CPU, 1250, 3, 32, 100, "fewer rank paths too badly"),
+        (GPU, 20_000, 10, 256, 128, "half a batch"),
+        (GPU, 20_000, 200, 256, 200, "one of each class"),
+        (GPU, 400_000, 1000, 256, 256, "a batch, because there are 1,000 classes"),
+        (GPU, 1_281_167, 1000, 1024, 1000, "one of each class"),
+    ],
+)
+def test_filter_images_are_enough_for_a_ranking(look, device, images, classes, batch, expected, why):
+    config, reasons = look(device, images=images, class_names=tuple(map(str, range(classes))))
+    assert (config.train.batch_size, config.train.filter_images) == (batch, expected)
+    assert config.train.bn_images == expected
+    told = reason_for(reasons, "train.filter_images")
+    assert told.startswith(f"train.filter_images {expected:,}: {why}; ")
+    assert len(told) < 220
+    cost = filtering(config)
+    assert f"filtering costs {f'{cost:.1f} times' if cost >= 0.95 else f'{cost:.0%} of'} the training" in told
+
+
+def test_small_batches_filter_on_fewer_where_that_would_cost_too_much(look):
+    """64,000 images are trained on, of the 200,000 that a training may take; the rest pays for filtering."""
+    config, reasons = look(images=800)
+    assert (config.train.batch_size, config.train.max_epochs, config.data.val_images) == (16, 100, 160)
+    trained = 100 * 640
+    after_warmup = 0.75 * trained
+    assert trained + after_warmup * filtering(config) <= 200_000
+    assert trained + after_warmup * filtering(config) * 1.03 > 200_000  # one image more
+    assert "more would cost over 2.8 times the training" in reason_for(reasons, "train.filter_images")
+    hand, reasons = look(images=20_000, assignments=["batch_size=16"])  # nothing is left over here
+    assert filtering(hand) <= 2 < filtering(hand) * (1 + 1 / hand.train.filter_images)
+    assert "more would cost over 2 times the training" in reason_for(reasons, "train.filter_images")
+
+
+def test_filter_images_follow_other_numbers_of_paths(look):
+    config, _ = look(images=20_000, assignments=["m=40"])
+    assert config.train.filter_images == 53  # two times the training; half a batch would cost 1.2
+    config, _ = look(images=20_000, assignments=["m=100"])
+    assert config.train.filter_images == 32  # half a batch at least
+
+
+def test_the_reliability_of_rankings_is_the_recorded_one():
+    record = json.loads((Path(__file__).parents[1] / "benchmarks" / "filter_images.json").read_text())
+    for count, tau in auto.RELIABILITY:
+        found = [np.mean(seed[str(count)]["tau_b"]) for part in record["records"] for seed in part["by_seed"]]
+        assert len(found) == 20
+        assert tau == pytest.approx(np.mean(found), abs=0.006)
+
+
+def test_reliability_grows_with_the_images():
+    found = [auto._reliability(count) for count in (1, 4, 10, 32, 50, 100, 400, 10_000)]
+    assert found == sorted(found)
+    assert [auto._reliability(count) for count, _ in auto.RELIABILITY] == [tau for _, tau in auto.RELIABILITY]
 
 
 # Who decides
@@ -245,7 +312,7 @@ def test_what_is_set_by_hand_wins_and_the_rest_follows(photos):
     config, reasons = chosen(photos, "batch_size=4", "max_epochs=7", "val_images=6", "retrain.epochs=3", "flip=true")
     assert (config.train.batch_size, config.train.max_epochs, config.data.val_images) == (4, 7, 6)
     assert (config.retrain.epochs, config.data.flip, config.retrain.batch_size) == (3, True, 4)
-    assert config.train.filter_images == 3  # one of each class
+    assert config.train.filter_images == 6  # all of them
     named = [reason.partition(" ")[0] for reason in reasons]
     assert not {"train.batch_size", "train.max_epochs", "data.val_images", "retrain.epochs"} & set(named)
 

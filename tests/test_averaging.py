@@ -56,7 +56,7 @@ def test_what_is_evaluated_are_averaged_weights(data, averaged, tmp_path):
     config = Config(name="tiny", space=tiny_space(), train={**SETTINGS, "ema": DECAY}, device="cpu")
     assert same_tensors(load_trained(tmp_path / "run", config, data).net.state_dict(), expected)
     with Run.open(tmp_path / "run") as run:
-        run.check_data(data.identity())
+        run.check_data(data)
         assert same_tensors(load_supernet(run, config, data)[0].state_dict(), expected)
 
 

@@ -422,9 +422,27 @@ def test_cost_from_the_command_line(greedynas, tmp_path):
     assert (code, err) == (0, "")
     assert "ImageNet, mobilenet, on a GPU" in out
     assert "must deliver 10,000 images/s" in out
+    assert "loader of this record" not in out  # it measured none
     code, out, _ = greedynas("bench", "cost", "--record", file, "--json")
     assert code == 0
     assert json.loads(out)["machine"] == "a GPU"
+
+
+@pytest.mark.parametrize(("delivered", "shown"), [(2_000, True), (20_000, False)])
+def test_a_loader_that_is_too_slow_is_named_with_its_hours(greedynas, tmp_path, delivered, shown):
+    record = record_of(greedynas=(10_000, 40_000))
+    rates = {"from memory, on the GPU": 300_000, "from JPEG files, 8 workers": delivered, "from photos/": None}
+    record["spaces"]["mobilenet"]["data"] = [
+        {"label": label, "images_per_second": rate, "error": None if rate else "no"} for label, rate in rates.items()
+    ]
+    (tmp_path / "bench.json").write_text(json.dumps(record))
+    code, out, _ = greedynas("bench", "cost", "--record", tmp_path / "bench.json")
+    assert code == 0
+    _, preset, _ = imagenet_supernets("mobilenet")
+    hours = preset.optimization / 2_000 / 3600
+    told = f"The loader of this record (from JPEG files, 8 workers) delivered 2,000: {hours:.1f} h for the training images alone."
+    assert (told in " ".join(out.split())) == shown
+    assert ("loader of this record" in " ".join(out.split())) == shown
 
 
 def test_the_record_is_what_is_quoted(greedynas):

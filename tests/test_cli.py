@@ -216,7 +216,7 @@ def test_train_and_the_same_command_again(greedynas, tiny, tmp_path):
     assert facts["corrected_images"] == pytest.approx(160 + facts["evaluation_images"] / 3.33)
     pool = json.loads((tmp_path / "run" / "supernet" / "pool.json").read_text())
     assert (facts["pool"], facts["pool_best_loss"]) == (len(pool), pool[0]["loss"])
-    assert facts["measured_ratio"] > 0
+    assert facts["measured_ratio"] is None or facts["measured_ratio"] >= 1.5  # None: this machine is busy
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fair"])
@@ -321,11 +321,14 @@ def test_directories_of_others_are_left_alone(greedynas, tiny, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "in use by another greedynas process" in err
     assert content(run) == before
-    photos = content(tmp_path / "photos")
-    code, out, err = greedynas("train", *tiny, "--out", tmp_path / "photos")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is not empty and not a greedynas run" in err
-    assert content(tmp_path / "photos") == photos
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("precious")
+    for folder, told in (("photos", "lies inside of --data"), ("other", "is not empty and not a greedynas run")):
+        before = content(tmp_path / folder)
+        code, out, err = greedynas("train", *tiny, "--out", tmp_path / folder)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+        assert content(tmp_path / folder) == before
     code, out, err = greedynas("train", *tiny, "--out", tiny[0])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "cannot write to" in err

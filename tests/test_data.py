@@ -198,7 +198,7 @@ def test_class_weights(tmp_path):
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
     assert opened(tmp_path, 8, 3).class_weights is None
     weights = opened(tmp_path, 8, 3, val_images=2, class_weights="balanced").class_weights
-    torch.testing.assert_close(weights, torch.tensor([1.5, 0.5]))
+    torch.testing.assert_close(weights, torch.tensor([2.0, 2 / 3]))
 
 
 def test_macro_accuracy_averages_over_the_classes_present():

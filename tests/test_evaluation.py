@@ -114,11 +114,23 @@ def test_statistics_of_a_batch_depend_on_the_setting_alone():
 
 
 def test_correctness_by_image():
-    net = Supernet("fashion")
-    images, labels = torch.randn(6, 1, 28, 28), torch.arange(6)
-    result = evaluate_paths(net, [(1,) * 7, (2,) * 7], images, labels, bn_images=3, keep_correct=True)
-    assert result.correct.shape == (2, 6)
-    np.testing.assert_allclose(result.correct.mean(1), result.accuracies)
+    """Each image by itself, in the order of the images, in however many chunks they are evaluated."""
+    net = with_lively_statistics(Supernet("fashion", generator=torch.Generator().manual_seed(0)))
+    paths = [(1,) * 7, (2,) * 7, (1,) * 7]
+    images = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def predicted(path):
+        return torch.cat([net.subnet(path).eval()(image[None]).argmax(1) for image in images])
+
+    labels = torch.where(torch.tensor([1, 1, 0, 0, 0, 1, 0]).bool(), predicted(paths[0]), predicted(paths[0]) + 1) % 10
+    expected = np.array([(predicted(path) == labels).tolist() for path in paths])
+    assert expected[0].tolist() == [True, True, False, False, False, True, False]
+    assert expected[1].tolist() != expected[0].tolist()
+    for chunk in (2, 3, 7):
+        result = evaluate_paths(net, paths, images, labels, "running", bn_images=chunk, keep_correct=True)
+        assert (result.correct == expected).all()
+        np.testing.assert_allclose(result.accuracies, expected.mean(1))
+    assert evaluate_paths(net, paths, images, labels).correct is None
 
 
 def test_wrong_inputs():

@@ -189,14 +189,16 @@ def assert_clean(told, what):
         (f"models/{NAME}/arch.json", ("report", "{run}")),
         (f"models/{NAME}/test.json", ("retrain", "{run}")),
         (f"models/{NAME}/retrain.json", ("retrain", "{run}")),
-        ("data.json", ("search", "{run}", "--flops", "50K")),
+        ("data.jsonl", ("search", "{run}", "--flops", "50K")),
     ],
 )
 def test_words_in_files_do_nothing_to_the_terminal(base, greedynas, tmp_path, place, command):
-    whole = json.loads((base / place).read_text())
+    lines = (base / place).read_text().splitlines() if place.endswith("jsonl") else [(base / place).read_text()]
+    whole = {f"line {i}": json.loads(line) for i, line in enumerate(lines[:3])}  # of many lines, the first ones
     for path in words(whole):
         run = shutil.copytree(base, tmp_path / "run")
-        (run / place).write_text(json.dumps(with_word(whole, path, HOSTILE)))
+        hostile = [json.dumps(part) for part in with_word(whole, path, HOSTILE).values()]
+        (run / place).write_text("\n".join([*hostile, *lines[3:]]))
         code, out, told = greedynas(*(part.replace("{run}", str(run)) for part in command))
         assert code in (0, 2), (path, told)
         assert_clean(out + told, path)

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,13 @@ from safetensors.torch import save_file
 
 import greedynas as package
 from greedynas import stages
+from greedynas.budget import parse_count
 from greedynas.config import load_config
 from greedynas.data import open_data
-from greedynas.demo import run_demo
+from greedynas.demo import FLOPS, run_demo
+from greedynas.paths import canonical
+from greedynas.reporting.facts import read_facts
+from greedynas.reporting.worth import worth
 from tests.pictures import paint, spoil
 from tests.test_searches import DATA
 from tests.test_training import SETTINGS, tiny_space
@@ -79,6 +84,7 @@ def test_one_command_does_it_all_and_names_the_broken_file(finished, album):
     assert out.count("Plan: tiny") == 1  # before it starts
     assert f"{arch['test_top1']:.2%} top-1" in out
     assert f"greedynas predict {run}" in out
+    assert f"greedynas retrain {run} --arch random && greedynas report {run}" in out  # what the search was worth
 
 
 def test_what_is_exported_is_what_was_retrained(finished, album):
@@ -162,7 +168,19 @@ def test_a_death_in_each_stage_changes_nothing(config_file, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["failures"] == []
-    assert found["deaths"] == 7
+    assert found["deaths"] == 9
+
+
+def test_the_demo_searches_a_part_of_what_its_budget_allows():
+    """Else it would show neither a search nor anything that a random network could be compared with."""
+    config, limit = load_config("fashion"), parse_count(FLOPS)
+    paths = np.array(list(product(*(range(ops) for ops in config.space.num_ops))))
+    within = paths[config.space.costs(paths).macs <= limit]
+    networks = {canonical(path, config.space) for path in within.tolist()}
+    assert (len(within), len(networks)) == (885, 297)  # as demo.py and its record say
+    evaluated = config.search.population * config.search.generations
+    assert evaluated == 160
+    assert evaluated < len(within) / 5
 
 
 def test_the_demo_is_the_whole_job(tmp_path):
@@ -172,9 +190,24 @@ def test_the_demo_is_the_whole_job(tmp_path):
     out = console.export_text()
     assert "Trained for 2 epochs" in out
     arch = json.loads((tmp_path / "demo" / "arch.json").read_text())
-    assert arch["macs"] <= 500_000
+    assert arch["macs"] <= 800_000
     assert f"{arch['test_top1']:.2%} top-1" in out
-    assert (tmp_path / "demo" / "report.html").exists()
+    search = json.loads((tmp_path / "demo" / "searches" / "macs-800K" / "search.json").read_text())
+    assert search["from_pool"] > 0
+    random = json.loads((tmp_path / "demo" / "models" / "random" / "arch.json").read_text())
+    assert random["macs"] <= 800_000
+    assert random["canonical_path"] != arch["canonical_path"]
+    assert [random[key] for key in ("recipe", "epochs", "inherit")] == [
+        arch[key] for key in ("recipe", "epochs", "inherit")
+    ]
+    assert f"{random['test_top1']:.2%} top-1 with {random['macs']:,} multiply-adds" in out
+    sentence = worth(read_facts(tmp_path / "demo"))
+    accuracies = [f"{one['test_top1']:.1%}" for one in (arch, random)]
+    assert sentence.startswith(f"The found network has {accuracies[0]} on the test set; a random network ")
+    assert f"trained the same way, has {accuracies[1]}: " in sentence
+    assert sentence in " ".join(out.partition("Found:")[2].split())  # at the end
+    assert sentence in (tmp_path / "demo" / "report.html").read_text()
+    assert "2 times 1 epochs of 8,000 images" in out  # the plan counts both trainings
     assert load_config(tmp_path / "demo" / "config.yaml").retrain.epochs == 1
 
 

@@ -106,6 +106,10 @@ def test_other_ways_to_train(data):
     assert family.stages[2].seconds == pytest.approx(3 * 10)
     top = predict(config_of(retrain={"top": 4}), data, PACE, "").stages[2]
     assert top.seconds == pytest.approx((20 * 5 + 4 * 2 * 4) * 0.1)
+    beside = predict(config_of(retrain={"top": 4}), data, PACE, "", networks=2, rivals=2)
+    assert beside.stages[2].seconds == pytest.approx((4 * 20 * 5 + 2 * 4 * 2 * 4) * 0.1)  # rivals have no short ones
+    assert beside.stages[2].what.startswith("4 times 20 epochs")
+    assert beside.stages[1] == predict(config_of(), data, PACE, "", networks=2).stages[1]
     assert "before it 4 short ones" in top.what
 
 

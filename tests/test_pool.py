@@ -78,6 +78,38 @@ def test_a_saved_pool_goes_on_as_if_it_had_never_been_saved(size, before, after)
         assert copy.sample(np.random.default_rng(0)) == pool.sample(np.random.default_rng(0))
 
 
+def test_a_saved_pool_knows_what_entered_last():
+    """Of equal losses the newest path leaves, also where the others entered before the pool was saved."""
+    pool = CandidatePool(3)
+    for i in range(3):
+        pool.update((i,), 1.0)
+    pool = CandidatePool.from_state(json.loads(json.dumps(pool.state())))
+    pool.update((3,), 1.0)
+    assert list(pool) == [(0,), (1,), (2,)]
+    pool.update((4,), 0.5)  # now the newest of the three that are left has to go
+    assert list(pool) == [(0,), (1,), (4,)]
+
+
+def test_losses_that_are_updated_again_and_again_take_no_more_room():
+    pool, rng = CandidatePool(5), np.random.default_rng(0)
+    for i in range(2000):
+        pool.update((i % 5,), rng.random())
+    assert len(pool) == 5
+    assert len(pool._heap) < 100
+
+
+def test_the_best_paths_and_what_is_in_the_pool():
+    pool = CandidatePool(4)
+    for i, loss in enumerate([3.0, 1.0, 2.0, 1.0]):
+        pool.update((i,), loss)
+    assert pool.best(2) == [((1,), 1.0), ((3,), 1.0)]
+    assert pool.best(0) == []
+    assert pool.best() == [((1,), 1.0), ((3,), 1.0), ((2,), 2.0), ((0,), 3.0)]
+    assert pool.losses() == [3.0, 1.0, 2.0, 1.0]
+    assert (3,) in pool
+    assert (4,) not in pool
+
+
 def test_draws_are_uniform():
     pool, rng = CandidatePool(10), np.random.default_rng(0)
     for i in range(30):
@@ -94,6 +126,10 @@ def test_novelty_is_the_share_of_new_paths():
     assert pool.novelty([]) == 1
     assert pool.novelty([(0,), (1,), (2,), (3,)]) == 0
     assert pool.novelty([(0,), (1,), (9,)]) == 0.5
+    assert CandidatePool(4).novelty([]) == 1
+    alone = CandidatePool(1)
+    alone.update((0,), 1.0)
+    assert alone.novelty([(0,)]) == 0
 
 
 def test_a_pool_has_room_for_at_least_one():

@@ -7,6 +7,7 @@ import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from greedynas.reporting import charts, pages, report, story, tables
 from greedynas.reporting.facts import read_facts
 from greedynas.reporting.search_charts import best_networks, search_charts
 from greedynas.reporting.wording import count, milliseconds, percent, size
+from greedynas.reporting.worth import difference_error, worth
 from tests import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,12 +109,30 @@ def test_a_search_on_several_supernets_says_so(photos, tmp_path):
     assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
 
 
+def test_a_choice_among_equals_is_told_beside_the_network(run):
+    file = run / "searches" / "macs-60K" / "search.json"
+    chosen = json.loads(file.read_text())["chosen"]
+    best = {**chosen["choice"]["best"], "path": [2, 2, 2, 2], "accuracy": 0.875, "macs": 2 * chosen["macs"]}
+    among = {"images": 400.0, "margin": 0.0123, "within": 7, "tied": 1, "best": best}
+    told = "7 paths on the front lie within one standard error (1.2 points on 400 validation images) of the highest accuracy, 87.5%"
+    runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among}})
+    assert written(run).has(told)
+    runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among, "within": "many"}})
+    with pytest.raises(GreedyNASError, match=r"search.json is malformed: chosen.choice.within"):
+        read_facts(run)
+    runs.change(file, chosen={key: value for key, value in chosen.items() if key != "choice"})  # of an earlier version
+    assert not written(run).has("paths on the front lie")
+    # Not told of a network that `retrain --top` preferred to the search's choice.
+    runs.change(file, chosen={**chosen, "path": [2, 2, 2, 1], "choice": {**chosen["choice"], **among}})
+    assert not written(run).has("paths on the front lie")
+
+
 def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     folder = runs.trained(tmp_path / "run", photos)
     runs.searched(folder, **LIMIT)
     assert "score" not in story.headline(read_facts(folder)).lead
     shutil.rmtree(folder / "searches")
-    runs.searched(folder, settings=("additive=0.5",), **LIMIT)
+    runs.searched(folder, settings=("additive=0.5", "tolerance=0"), **LIMIT)
     facts = read_facts(folder)
     search = facts.search_of(facts.chosen)
     assert "What counted was a score" in story.headline(facts).lead
@@ -275,8 +295,135 @@ def test_the_report_says_who_wins(found, tmp_path, rival, says, kind):
     [verdict] = story.verdicts(read_facts(run))
     assert verdict.told.startswith(says)
     assert verdict.rival == kind
+    assert story.lead_verdict(read_facts(run)) == (None if kind == "not ahead" else verdict)
     assert ("can be chance with 2,000 test images" in verdict.told) == (rival in (0.74, 0.76))
     assert "times the multiply-adds" in verdict.told
+
+
+# What the search was worth
+
+
+def bits(*lengths):
+    """So many images that are classified correctly, so many that are not, and so on in turn."""
+    return np.repeat([i % 2 == 0 for i in range(len(lengths))], lengths)
+
+
+def beside(found, folder, own, *others, **arch):
+    """A run whose found network stands beside random ones; which images each one has right."""
+    run = shutil.copytree(found, folder)
+    runs.add_model(run, "macs-60K", chosen=True, correct=own)
+    for number, correct in enumerate(others):
+        runs.add_model(run, f"random{number or ''}", correct=correct, **{"within": "macs-60K", "macs": 55_000, **arch})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("rival", "says"),
+    [
+        (bits(1500, 500), "has 75.0%: the search was worth 5.0 points (one training each; with 2,000 test images the "),
+        (
+            bits(1500, 100, 90, 310),
+            "has 79.5%: the found network is 0.5 points ahead, a difference that chance can give, so this run does not "
+            "show that the search was worth anything (one",
+        ),
+        (bits(1500, 100, 100, 300), "has 80.0%: the search was worth nothing in this run (one"),
+        (
+            bits(1500, 100, 110, 290),
+            "has 80.5%: the search was worth nothing in this run, and the random network is 0.5 points ahead, a difference "
+            "that chance can give (one",
+        ),
+        (
+            bits(1700, 300),
+            "has 85.0%: the search was worth nothing in this run, and the random network is better by 5.0 points (one",
+        ),
+    ],
+)
+def test_the_report_says_what_the_search_was_worth(found, tmp_path, rival, says):
+    run = beside(found, tmp_path / "run", bits(1600, 400), rival)
+    told = worth(read_facts(run))
+    start = (
+        "The found network has 80.0% on the test set; a random network within the same budget, trained the same way,"
+    )
+    assert told.startswith(f"{start} {says}")
+    first_screen = report.write_report(run).read_text().partition('<dl class="tiles">')[0].partition("<body>")[2]
+    assert told in first_screen
+    assert "random is" not in first_screen  # said once
+    assert "drawn at random within the budget of macs-60K" in str(tables.model_table(read_facts(run)).rows)
+
+
+def test_the_error_of_a_difference_is_that_of_the_same_images(found, tmp_path):
+    own, other = bits(1600, 400), bits(1500, 100, 60, 340)
+    run = beside(found, tmp_path / "paired", own, other)
+    tests = {model.name: model.test for model in read_facts(run).models}
+    ahead, behind = 100, 60  # images that one of them alone has right
+    paired = math.sqrt(ahead + behind - (ahead - behind) ** 2 / 2000) / 2000
+    assert difference_error(tests["macs-60K"], [tests["random"]]) == pytest.approx(paired)
+    told = worth(read_facts(run))
+    assert f"the standard error of the difference is about {100 * paired:.1f} points" in told
+    assert "the search was worth 2.0 points" in told  # 3.2 of these errors
+    # An earlier version did not keep which images were right: then as if the images had been others.
+    apart = math.sqrt((0.8 * 0.2 + 0.78 * 0.22) / 2000)
+    old = tests["random"].model_copy(update={"correct": None})
+    assert difference_error(tests["macs-60K"], [old]) == pytest.approx(apart)
+    assert apart > 1.5 * paired
+    home = run / "models" / "random"
+    runs.write(home / "test.json", {k: v for k, v in runs.read(home / "test.json").items() if k != "correct"})
+    told = worth(read_facts(run))
+    assert f"about {100 * apart:.1f} points" in told
+    assert "the found network is 2.0 points ahead, a difference that chance can give" in told  # 1.6 of these
+
+
+def test_several_random_networks_count_by_their_mean_and_spread(found, tmp_path):
+    own, low, high = bits(1600, 400), bits(1500, 500), bits(1580, 420)
+    run = beside(found, tmp_path / "run", own, low, high)
+    told = worth(read_facts(run))
+    assert (
+        "2 random networks within the same budget, trained the same way, have 77.0% on average (75.0% to 79.0%)" in told
+    )
+    tests = {model.name: model.test for model in read_facts(run).models}
+    images = np.std(own - (low.astype(float) + high) / 2) / math.sqrt(2000)
+    networks = 0.04 / math.sqrt(2) / math.sqrt(2)
+    expected = math.hypot(images, networks)
+    assert difference_error(tests["macs-60K"], [tests["random"], tests["random1"]]) == pytest.approx(expected)
+    assert "the found network is 3.0 points ahead, a difference that chance can give" in told
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [{"within": None}, {"within": "macs-60K-no-pool"}, {"epochs": 30}, {"recipe": "rmsprop"}, {"inherit": True}],
+)
+def test_only_a_network_of_the_same_budget_and_training_says_what_a_search_was_worth(found, tmp_path, arch):
+    run = beside(found, tmp_path / "run", bits(1600, 400), bits(1700, 300), **arch)
+    facts = read_facts(run)
+    assert worth(facts) is None
+    assert story.lead_verdict(facts).told.startswith("random is better than the found network")
+    assert written(run).has(story.lead_verdict(facts).told)
+
+
+def test_trainings_are_compared_by_all_their_settings(found, tmp_path):
+    run = beside(found, tmp_path / "run", bits(1600, 400), bits(1500, 500))
+    asked = {
+        "recipe": {"name": "sgd", "lr": 0.1, "log_every": 5},
+        "inherit": False,
+        "teacher": None,
+        "seed": 0,
+        "top": 3,
+    }
+    runs.write(run / "models/macs-60K/retrain.json", asked)
+    alike = {**asked, "recipe": {**asked["recipe"], "log_every": 9}, "seed": 1, "top": 1}
+    runs.write(run / "models/random/retrain.json", alike)
+    assert "was worth 5.0 points" in worth(read_facts(run))
+    runs.write(run / "models/random/retrain.json", {**alike, "recipe": {**alike["recipe"], "lr": 0.01}})
+    assert worth(read_facts(run)) is None
+
+
+def test_a_better_rival_of_another_kind_is_named_beside_the_worth_of_the_search(found, tmp_path):
+    run = beside(found, tmp_path / "run", bits(1600, 400), bits(1700, 300))
+    runs.add_timm(run, "timm-x", top1=0.83)
+    page = written(run)
+    assert page.has("timm-x is better than the found network: 83.0% against 80.0%")
+    [line] = [data for tag, data in page.tags if data.get("class") == "lead better"]
+    assert line is not None
 
 
 def test_short_trainings_and_files_that_could_not_be_made(run):
@@ -399,6 +546,10 @@ def good_and_bad():
         "class",
     )
     yield f"{model}/test.json", [], "test.json"
+    yield f"{model}/test.json", {"correct": "AAAA"}, "correct has 3 bytes, 2000 bits need 250"
+    yield f"{model}/test.json", {"correct": "<b>"}, "correct is not base64"
+    yield f"{model}/test.json", {"correct": "AAAA" * 83 + "AA=="}, "correct says that 0.0% are right, top1 is 75.0%"
+    yield f"{model}/retrain.json", '{"recipe": 3}', "recipe"
     yield f"{model}/export.json", {"files": {}}, "files"
     yield f"{model}/export.json", {"threads": True}, "threads"
     yield "searches/macs-60K/search.json", {"found": None}, "found"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from copy import copy, deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +21,24 @@ from safetensors.torch import load_file, save_file
 from timm.utils import ModelEmaV3
 from torch.nn import functional as F
 
-from greedynas import GreedyNASError, build_network, fitting
+from greedynas import GreedyNASError, build_network, fitting, retraining
+from greedynas.bitmaps import unpack_bits
 from greedynas.config import Config, RetrainSettings
-from greedynas.data import Data, ImageSet
+from greedynas.data import ImageSet
 from greedynas.fitting import retrain
+from greedynas.paths import canonical
 from greedynas.recipes import make_optimizer, make_recipe, make_schedule
 from greedynas.retraining import report_retraining, retrain_stage
-from greedynas.runs import Run
+from greedynas.runs import Run, read_run_config
 from greedynas.searches import make_requests, search_stage
 from greedynas.stages import train_stage
 from greedynas.state import load_weights
 from greedynas.streams import torch_stream
 from greedynas.supernet import Supernet
+from greedynas.targets import choose_target
 from greedynas.trained import load_network
 from tests.test_kill import ENVIRONMENT, ROOT
+from tests.test_latency import made_up
 from tests.test_training import SETTINGS, same_tensors, snapshot, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -312,7 +317,7 @@ def test_the_chosen_network(run):
         f"{arch['test_top1']:.2%}",
         f"{arch['macs']:,}",
         " ".join(arch["ops"]),
-        "on 6 test images, looked at once",
+        "on 6 test images, evaluated once after the training",
     ):
         assert part in told
 
@@ -336,6 +341,7 @@ def test_test_results(run):
     confusion = np.zeros((3, 3), int)
     np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
     assert test["confusion"] == confusion.tolist()
+    assert unpack_bits(test["correct"], 6).tolist() == (predicted == labels).tolist()
     assert test["per_class"] == pytest.approx((confusion.diagonal() / confusion.sum(1)).tolist())
     assert test["macro"] == pytest.approx(np.mean(test["per_class"]))
     assert len(test["samples"]) == 6  # no image twice
@@ -349,8 +355,8 @@ def test_test_results(run):
 
 def test_a_finished_model_is_left_alone_and_the_test_set_is_looked_at_once(run, monkeypatch):
     looks = []
-    real = Data.test
-    monkeypatch.setattr(Data, "test", lambda self: looks.append(1) or real(self))
+    real = retraining.assess
+    monkeypatch.setattr(retraining, "assess", lambda *given: looks.append(1) or real(*given))
     first = stage(run)
     before = content(run)
     assert stage(run) == first
@@ -398,6 +404,104 @@ def test_other_networks(run):
     assert read(run / "arch.json") == found  # the chosen one is still the chosen one
     assert not (run / "model.safetensors").exists()
     assert sorted(file.name for file in (run / "models").iterdir()) == ["2101", "macs-50K", "macs-60K", "mine"]
+
+
+# A random network
+
+
+def drawn(run, seed=0, model=None, latency_table=None):
+    return choose_target(run, read_run_config(run), model, "random", None, None, seed, latency_table)
+
+
+ALL = np.array(list(product(range(3), repeat=4)))  # the paths of the tiny space
+
+
+def limited(run, name, share):
+    """Give a finished search a budget that this share of all paths keeps; return the budget."""
+    limit = int(np.quantile(tiny_space().costs(ALL).macs, share))
+    file = run / "searches" / name / "search.json"
+    file.write_text(json.dumps({**read(file), "budget": {"max_macs": limit}}))
+    return limit
+
+
+def test_a_random_network_is_trained_beside_the_found_one(run):
+    found, limit = read(run / "arch.json"), limited(run, "macs-60K", 0.5)
+    result = stage(run, arch="random")
+    arch = read(run / "models" / "random" / "arch.json")
+    assert (arch["model"], arch["within"], arch["epochs"]) == ("random", "macs-60K", 2)
+    assert arch["macs"] == tiny_space().costs([arch["path"]]).macs[0] <= limit
+    assert arch["canonical_path"] != found["canonical_path"]
+    assert "supernet_accuracy" not in arch
+    assert tuple(arch["path"]) == drawn(run).path
+    assert read(run / "arch.json") == found  # the found one is still the chosen one
+    before = content(run)
+    assert stage(run, model="random") == stage(run, arch="random") == result
+    assert content(run) == before
+    again = choose_target(run, read_run_config(run), "random", None, None, None)
+    assert (again.path, again.facts) == (drawn(run).path, {"within": "macs-60K"})
+
+
+def test_random_networks_keep_the_budget_of_their_search_and_are_not_its_own(run):
+    space = tiny_space()
+    for name, share in (("macs-60K", 0.6), ("macs-50K", 0.2)):
+        limit, found = limited(run, name, share), read(run / "models" / name / "arch.json")
+        paths = [drawn(run, seed, name).path for seed in range(100)]
+        within = {canonical(path, space) for path in ALL[space.costs(ALL).macs <= limit].tolist()}
+        networks = {canonical(path, space) for path in paths}
+        assert networks <= within
+        assert len(networks) > 0.7 * len(within)  # almost any of them
+        assert tuple(found["canonical_path"]) not in networks
+    file = run / "models" / "macs-50K" / "arch.json"
+    other = {**found, "path": list(paths[0]), "canonical_path": list(canonical(paths[0], space))}
+    file.write_text(json.dumps(other))  # as retraining with --top does
+    again = canonical(drawn(run, 0, "macs-50K").path, space)
+    assert again not in (canonical(paths[0], space), tuple(found["canonical_path"]))
+
+
+def test_the_budget_of_a_random_network_is_counted_with_the_classes_of_the_data(run):
+    limit = limited(run, "macs-60K", 0.8)
+    file = run / "searches" / "macs-60K" / "search.json"
+    search = read(file)
+    search["chosen"]["num_classes"] = 100  # 97 rows of 16 weights more than with 3
+    file.write_text(json.dumps(search))
+    paths = [drawn(run, seed).path for seed in range(40)]
+    assert tiny_space().costs(paths).macs.max() <= limit - 97 * 16
+    assert (tiny_space().costs(ALL).macs > limit - 97 * 16).mean() > 0.2  # by chance alone, some would cost more
+
+
+def test_a_random_network_within_a_limit_on_latency(run, tmp_path):
+    table = made_up(tiny_space())
+    table.save(tmp_path / "table.json")
+    limits = {"macs": (None, None), "params": (None, None), "latency_ms": (["12ms"], None)}
+    small = ["population=6", "generations=2"]
+    requests = make_requests(run, limits, "evolution", (), True, "quick", small, None)
+    search_stage(run, requests, tmp_path / "table.json", Console(quiet=True))
+    refused(run, "limits latency and .* is not there; name its table with --latency-table", arch="random")
+    targets = [drawn(run, seed, latency_table=tmp_path / "table.json") for seed in range(20)]
+    latencies = table.cost_table(tiny_space())(np.array([target.path for target in targets])).tolist()
+    assert [target.facts["latency_ms"] for target in targets] == latencies
+    assert max(latencies) <= 12 < table.cost_table(tiny_space()).range[1] - 1
+    table.save(run / "latency.json")  # as a job that measures it does
+    assert drawn(run).path == targets[0].path
+    made_up(tiny_space(), constant_ms=1.0).save(run / "latency.json")
+    refused(run, "is not the table of the search quick", arch="random")
+
+
+def test_where_there_is_no_random_network_to_draw(run):
+    (run / "searches" / "macs-60K" / "search.json").rename(run / "search.json")
+    refused(run, "macs-60K was not found by a search of this run: --arch random needs the budget of one", arch="random")
+    search = read(run / "search.json")
+    only = {"path": [0, 0, 0, 0], "canonical_path": [0, 0, 0, 0]}
+    search |= {"chosen": search["chosen"] | only, "budget": {"max_macs": tiny_space().cost_tables["macs"].range[0]}}
+    (run / "searches" / "macs-60K" / "search.json").write_text(json.dumps(search))
+    refused(run, "no network but the found one keeps the budget of macs-60K", arch="random")
+
+
+def test_a_run_without_a_search_has_no_budget_to_draw_within(run, greedynas):
+    (run / "arch.json").unlink()
+    code, out, err = greedynas("retrain", run, "--arch", "random")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "has no chosen network yet; find one with greedynas search" in err
 
 
 def test_a_timm_model(run):
@@ -529,6 +633,9 @@ def test_more_epochs_are_an_extension_where_they_can_be(run, searched, tmp_path)
         ({}, {"arch": "0123"}, "layer 3 of tiny has no op 3"),
         ({}, {"arch": "MB6_K7 ID ID ID"}, "not in layer 0"),
         ({}, {"arch": "0101", "model": "macs-60K"}, "give one of them"),
+        ({}, {"arch": "random", "model": "macs-1K"}, "no model 'macs-1K'"),
+        ({}, {"arch": "0101", "latency_table": Path("table.json")}, "--latency-table is for --arch random alone"),
+        ({"top": 2}, {"arch": "random"}, "was not found by a search"),
         ({}, {"model": "macs-1K"}, "no model 'macs-1K'"),
         ({}, {"model": "../run"}, "a model's name has letters"),
         ({}, {"name": "a/b"}, "a model's name has letters"),

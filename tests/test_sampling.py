@@ -67,6 +67,15 @@ def test_without_a_pool_or_with_an_empty_one_paths_are_uniform(pool):
         assert stats.chisquare(np.bincount([path[layer] for path in paths], minlength=3)).pvalue > 1e-4
 
 
+def test_a_pool_is_not_sampled_from_unless_epsilon_says_so():
+    pool = CandidatePool(1)
+    pool.update((0,) * 8, 1.0)
+    paths = sample_paths(MACRO, 50, np.random.default_rng(0), pool)
+    assert (0,) * 8 not in paths
+    result = filter_paths(MACRO, lambda paths: [0.5] * len(paths), 50, 50, np.random.default_rng(0), pool)
+    assert [path for path, _ in result.kept] == paths
+
+
 @pytest.mark.parametrize(("m", "k"), [(5, 6), (5, 0)])
 def test_impossible_numbers_of_paths_are_refused(m, k):
     with pytest.raises(GreedyNASError, match="k = "):

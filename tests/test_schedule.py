@@ -4,7 +4,7 @@ import pytest
 
 from greedynas.config import TrainSettings
 from greedynas.pool import CandidatePool
-from greedynas.schedule import Schedule, corrected_images, supplement_corrected_images
+from greedynas.schedule import Schedule, corrected_images, epochs_within, supplement_corrected_images
 from greedynas.state import TrainState
 from greedynas.training import why_stop
 
@@ -62,6 +62,79 @@ def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
     assert schedule.epsilon(60) - schedule.epsilon(40) == pytest.approx(schedule.epsilon(80) - schedule.epsilon(60))
     off = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=20, pool_sampling=False), 100)
     assert off.epsilon(99) == 0
+
+
+def test_epsilon_where_few_steps_are_left_after_warm_up():
+    def epsilon(warmup, step):
+        return Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=warmup), 100).epsilon(step)
+
+    assert (epsilon(98, 98), epsilon(98, 99)) == (0, pytest.approx(0.8))
+    assert (epsilon(99, 99), epsilon(99, 100)) == (0, pytest.approx(0.8))
+
+
+def test_an_epoch_has_at_least_one_step():
+    schedule = Schedule(TrainSettings(max_epochs=3, batch_size=10), 7)
+    assert (schedule.steps_per_epoch, schedule.steps) == (1, 3)
+    assert schedule.predicted_images()[0] == 3 * 7
+
+
+def test_several_supernets_share_the_epochs_and_warm_up_each():
+    schedule = Schedule(TrainSettings(max_epochs=5, batch_size=10, supernets=2, warmup=3), 100)
+    assert schedule.supernets == [range(0, 20), range(20, 50)]
+    assert [schedule.supernet(step).start for step in (0, 19, 20, 49, 50)] == [0, 0, 20, 20, 20]
+    assert schedule.warmup == 6
+    assert [schedule.filters(step) for step in (2, 3, 19, 22, 23)] == [False, True, True, False, True]
+    assert schedule.snapshots == {20}  # the last step of the first one
+
+
+def test_snapshots_are_taken_at_equal_distances_after_warm_up():
+    def snapshots(images=100, **settings):
+        return sorted(Schedule(TrainSettings(max_epochs=10, batch_size=10, **settings), images).snapshots)
+
+    assert snapshots(snapshots=3, warmup=10) == [40, 70]
+    assert snapshots(snapshots=1, warmup=10) == []
+    assert snapshots(snapshots=2, supernets=2, warmup=10) == [30, 50, 80]  # the first supernet's last step is one too
+    assert snapshots(images=10, snapshots=20, warmup=0) == list(range(1, 10))  # not before the first step
+    assert snapshots(snapshots=2, warmup=200) == []
+
+
+def test_predicted_images_are_counted_step_by_step():
+    """By a loop over the steps that does what training does: the paths of a filtering last for k steps."""
+    for supernets, warmup, k, filtering in ((1, 7, 3, True), (2, 4, 3, True), (1, 0, 1, False), (2, 0.3, 4, True)):
+        settings = TrainSettings(
+            max_epochs=4, batch_size=10, supernets=supernets, warmup=warmup, m=6, k=k, filtering=filtering,
+            filter_images=20, bn="recalibrate", calibration_images=30,
+        )  # fmt: skip
+        schedule = Schedule(settings, 100)
+        filterings = [0]  # before each step
+        waiting = 0
+        for step in range(40):
+            waiting = 0 if step in {steps.start for steps in schedule.supernets} else waiting
+            due = schedule.filters(step) and waiting == 0
+            waiting = k - 1 if due else max(waiting - 1, 0)
+            filterings.append(filterings[-1] + due)
+        assert [schedule.filterings(steps) for steps in range(41)] == filterings
+        paths = 6 if filtering else k
+        assert schedule.predicted_images(3) == (300, filterings[30] * paths * (20 + 30))
+        assert schedule.predicted_images() == (400, filterings[40] * paths * (20 + 30))
+        batch = Schedule(settings.model_copy(update={"bn": "batch"}), 100)
+        assert batch.predicted_images() == (400, filterings[40] * paths * 20)
+        few = Schedule(settings.model_copy(update={"calibration_images": 300}), 100)
+        assert few.predicted_images() == (400, filterings[40] * paths * (20 + 100))
+
+
+def test_predicted_images_of_the_rivals():
+    uniform, fair = (Schedule(TrainSettings(max_epochs=4, batch_size=10, sampler=s), 100) for s in ("uniform", "fair"))
+    assert uniform.predicted_images(num_ops=3) == (400, 0)
+    assert fair.predicted_images(num_ops=3) == (1200, 0)
+    assert fair.predicted_images() == (400, 0)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 8])
+def test_a_cost_of_exactly_so_many_epochs_pays_for_them(epochs):
+    settings = TrainSettings(batch_size=10, sampler="uniform")
+    assert epochs_within(settings, 100, epochs * 100, 3) == epochs
+    assert epochs_within(settings, 100, epochs * 100 - 1, 3) == epochs - 1
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (17, 17), (0.25, 25), (0.0, 0), (1.0, 100)])

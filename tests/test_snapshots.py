@@ -1,11 +1,17 @@
 """Paths evaluated on several supernets of one training (`train.snapshots`)."""
 
+import hashlib
+import io
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from safetensors.torch import save as save_file
 
-from greedynas import telemetry
+from greedynas import searches, telemetry
 from greedynas.config import Config, SearchSettings, TrainSettings
 from greedynas.evaluation import evaluate_paths
 from greedynas.planning import _search
@@ -104,10 +110,10 @@ def test_search_and_studies_average_over_all_of_them(data, run):
     assert np.ptp(each, axis=0).max() > 0  # else nothing is tested
     config = configured()
     with Run.open(run) as opened:
-        opened.check_data(data.identity())
-        net, _, _, _ = load_supernet(opened, config, data)
+        opened.check_data(data)
+        net, state, _, _ = load_supernet(opened, config, data)
         kept = Schedule(config.train, len(data.train)).snapshots
-        earlier = load_snapshots(net, opened.supernet, kept)
+        earlier = load_snapshots(net, opened.supernet, kept, state.step)
     before = snapshot(net)
     evaluator = SupernetEvaluator(net, data, config.search, 0, "fp32", earlier)
     np.testing.assert_allclose(evaluator(PATHS), np.mean(each, axis=0))
@@ -131,6 +137,50 @@ def test_a_damaged_one_is_named_and_passed_over(data, run, caplog):
     trained.precision = "fp32"
     expected = np.mean([plain_accuracies(data, file) for file in (files[0], *files[2:])], axis=0)
     np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
+
+
+# Alpha 1 stops training at the end of the first epoch with a full pool, which is a snapshot's step.
+STOPPED = {**FOUR, "stopping": True, "alpha": 1.0}
+
+
+def test_a_training_that_stops_at_a_snapshot_counts_its_last_step_once(data, tmp_path):
+    recorded(tmp_path / "run", data, **STOPPED)
+    config, files = configured(stopping=True, alpha=1.0), checkpoints(tmp_path / "run")
+    snapshots = Schedule(config.train, len(data.train)).snapshots
+    assert max(files) in snapshots
+    assert len(files) == 2
+    expected = np.mean([plain_accuracies(data, file) for file in files.values()], axis=0)
+    trained = load_trained(tmp_path / "run", config, data)
+    trained.precision = "fp32"
+    result, _ = rank_paths(trained, PATHS)
+    np.testing.assert_allclose(result.accuracies, expected)
+    assert result.images == 2 * len(PATHS) * len(data.val)
+    # The search, from the same run
+    limits = dict.fromkeys(("macs", "params", "latency_ms"), (None, None))
+    few = ["population=2", "generations=1"]
+    requests = searches.make_requests(tmp_path / "run", limits, "random", (), True, None, few, None)
+    (found,) = searches.search_stage(tmp_path / "run", requests, None, Console(file=io.StringIO()), data)
+    assert (found["supernet_step"], found["supernets"]) == (max(files), 2)
+
+
+def test_the_last_whole_checkpoint_counts_once_where_the_newest_is_damaged(data, run):
+    *earlier, newest = checkpoints(run).values()
+    newest.write_bytes(newest.read_bytes()[:-1])
+    trained = load_trained(run, configured(), data)
+    trained.precision = "fp32"
+    assert len(trained.earlier) == len(earlier) - 1
+    expected = np.mean([plain_accuracies(data, file) for file in earlier], axis=0)
+    np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
+
+
+def test_two_checkpoints_of_a_step_count_once(data, run):
+    """A crash between the writing of a checkpoint and the removal of the one that it replaces leaves both."""
+    tensors, state = read_checkpoint(list(checkpoints(run).values())[1])
+    before = len(load_trained(run, configured(), data).earlier)
+    twice = save_file(tensors, {"state": json.dumps({**state, "seconds": 12345.0})})
+    digest = hashlib.sha256(twice).hexdigest()[:16]
+    (run / "supernet" / f"step-{state['step']:09d}-{digest}.safetensors").write_bytes(twice)
+    assert len(load_trained(run, configured(), data).earlier) == before == 3
 
 
 def test_the_plan_counts_them(data):

@@ -56,6 +56,17 @@ def test_one_supernet_for_net4_and_net6(finished):
         assert rows["Net4", seed]["corrected_images"] == rows["Net6", seed]["corrected_images"]
 
 
+def test_a_study_takes_the_most_accurate_network_of_a_search(finished):
+    """Not the cheapest one within the error of the validation set, as the search stage does."""
+    folder, _, _ = finished
+    for net in NETS.values():
+        for seed in (0, 1):
+            part = json.loads((folder / "parts" / f"{net.supernet}-{seed}.json").read_text())
+            accuracies = np.load(folder / "parts" / f"{net.supernet}-{seed}.npz")[f"{net.search.name}_accuracy"]
+            chosen = part["result"]["searches"][net.search.name]["chosen"]
+            assert chosen["supernet_accuracy"] == accuracies.max()
+
+
 def test_costs_and_stopping(finished):
     _, _, study = finished
     for row in study["results"]["rows"]:

@@ -480,9 +480,9 @@ def test_label_smoothing_and_class_weights_enter_the_loss(tmp_path, weights, smo
     log_p = new_net()(images, watch.paths[0]).log_softmax(1).detach().double()
     counts = torch.bincount(uneven.train.labels).double()
     assert counts.tolist() == [21, 7, 14]
-    w = 1 / counts if weights == "balanced" else torch.ones(3).double()
+    w = counts.sum() / (3 * counts) if weights == "balanced" else torch.ones(3).double()
     target = F.one_hot(labels, 3) * (1 - smoothing) + smoothing / 3
-    expected = -(target * w * log_p).sum() / w[labels].sum()
+    expected = -(target * log_p * w[labels, None]).sum() / len(labels)
     assert rows["step"][0]["loss"] == pytest.approx(expected.item(), rel=1e-4)
     plain = -log_p.gather(1, labels[:, None]).mean().item()
     if (weights, smoothing) != ("none", 0.0):  # the classifier starts near 0, so all losses are near log 3
@@ -511,6 +511,7 @@ def test_images_are_counted_as_by_hand(data, tmp_path, monkeypatch):
     space = tiny_space(["ID", "MB2_K3"], repeat=1)  # four paths: of six drawn, some are the same
     net = new_net(space)
     watch = Watch(net, monkeypatch)
+    monkeypatch.setattr(training, "measure_ratio", lambda *_: 4.0)
     _, state, rows = recorded(tmp_path, data, space, net=net, m=6, k=3, warmup=3, pool_size=4)
     assert len(watch.filterings) == 3
     distinct = [len({path for path, _ in outcome.kept + outcome.rejected}) for _, _, outcome, _ in watch.filterings]
@@ -523,9 +524,8 @@ def test_images_are_counted_as_by_hand(data, tmp_path, monkeypatch):
         step = 4 * epoch
         evaluation = 6 * sum(distinct[: -(-(step - 3) // 3)])
         counted(row, step, 10 * step, evaluation)
-        ratio = row["measured_ratio"]
-        assert ratio == state.measured_ratio > 0
-        assert row["corrected_images_measured"] == pytest.approx(10 * step + evaluation / ratio)
+        assert row["measured_ratio"] == state.measured_ratio == 4.0
+        assert row["corrected_images_measured"] == pytest.approx(10 * step + evaluation / 4)
     assert (state.optimization_images, state.evaluation_images) == (120, 6 * sum(distinct))
     assert state.corrected_images == pytest.approx(120 + 6 * sum(distinct) / 3.33)
 

@@ -80,6 +80,13 @@ def rates_in(record: dict[str, Any], space: str) -> dict[str, Rates]:
     }
 
 
+def slowest_loader(record: dict[str, Any], space: str) -> tuple[str, float] | None:
+    """Return the slowest way of reading images that the record measured for a space: what it read, and images per second."""
+    rows = record["spaces"][space].get("data", [])
+    rates = [(row["label"], row["images_per_second"]) for row in rows if row.get("images_per_second")]
+    return min(rates, key=lambda rate: rate[1], default=None)
+
+
 def imagenet_supernets(space: str) -> tuple[Supernet, ...]:
     """The paper's own count, and what our preset predicts: with warm-up, to where the paper's training stopped and at most."""
     config = load_config(PRESETS[space])
@@ -165,9 +172,19 @@ def show_cost(record: dict[str, Any], console: Console) -> None:
             console.print(
                 f"{space}: {count(ours['corrected_images'])} corrected images in {duration(3600 * ours['hours'])}. While it "
                 f"trains, the data loader must deliver {ours['training_images_per_second']:,.0f} images/s; greedynas bench "
-                "data tells whether yours can.",
+                f"data tells whether yours can.{_too_slow(record, space, ours)}",
                 highlight=False,
             )
+
+
+def _too_slow(record: dict[str, Any], space: str, ours: dict[str, Any]) -> str:
+    """Return what the record's own loader makes of the time, where training would wait for it."""
+    loader = slowest_loader(record, space)
+    if loader is None or loader[1] >= ours["training_images_per_second"]:
+        return ""
+    label, rate = loader
+    alone = duration(ours["optimization_images"] / rate)
+    return f" The loader of this record ({label}) delivered {rate:,.0f}: {alone} for the training images alone."
 
 
 def recorded_need(image_size: int) -> Need | None:

@@ -131,7 +131,8 @@ def measure_feed(
     batch = max(1, min(BATCH, len(some) // (4 * max(1, used))))
     first, read = delivered(ImageSet(shelf, some), batch, seconds, used, device)
     again = over_and_over(ImageSet(shelf, some), batch, seconds, used, device, only=read)
-    kept = len(rows) * shelf.view.stored**2 * shelf.view.channels
+    shelves = Shelves(shelf.view, device, used, None, False)
+    kept = shelves.bytes_of(shelf.source, rows, crops=settings.augment == "resized_crop")
     return Feed(
         source=source,
         images=len(rows),
@@ -143,7 +144,7 @@ def measure_feed(
         file_bytes=float(shelf.source.byte_counts(some[:1000]).mean() * len(rows)),
         kept_bytes=kept,
         memory=machine_memory(),
-        stays=kept <= Shelves(shelf.view, device, used, None, False).max_bytes,
+        stays=kept <= shelves.max_bytes,
     )
 
 
@@ -224,8 +225,8 @@ def synthetic_data(space: Space, train: int, val: int, seed: int, device: torch.
 
     shelf, train_set = images(train, "train")
     _, val_set = images(val, "val")
-    none = np.zeros(0, np.int64)
-    return Data(train_set, val_set, names, [], None, Splits(shelf.source), shelves, shelf, none, False)
+    rows = {"train": shelf.rows, "val": np.zeros(0, np.int64), "test": np.zeros(0, np.int64)}
+    return Data(train_set, val_set, names, [], None, Splits(shelf.source), shelves, shelf, rows, False)
 
 
 def write_photos(folder: Path, image_size: int, count: int, seed: int = 0) -> None:

@@ -37,7 +37,7 @@ QuickOption = Annotated[bool, typer.Option("--quick", help="Minutes on a CPU wit
 KeepOption = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep supernets and trained networks.")]
 
 
-@study_app.command(epilog="Example: greedynas study methods fashion --flops 500K --seeds 5 --out study-methods")
+@study_app.command(epilog="Example: greedynas study methods fashion --flops 800K --seeds 5 --out study-methods")
 def methods(
     config: ConfigArgument,
     data: DataOption = None,
@@ -98,7 +98,7 @@ def methods(
         print_json(result)
 
 
-@study_app.command(epilog="Example: greedynas study ablation fashion --flops 500K --seeds 5 --out study-ablation")
+@study_app.command(epilog="Example: greedynas study ablation fashion --flops 800K --seeds 5 --out study-ablation")
 def ablation(
     config: ConfigArgument,
     data: DataOption = None,

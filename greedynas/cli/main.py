@@ -46,7 +46,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
-    """The best small image classifier for your data and hardware budget, by one-shot search with a greedy supernet."""
+    """A small image classifier for your data and hardware budget, by one-shot search with a greedy supernet."""
     if version:
         from greedynas import __version__
 

@@ -189,7 +189,11 @@ def retrain(
     recipe: Annotated[str | None, typer.Option("--recipe", help="sgd or rmsprop; the run's own if not given.")] = None,
     model: ModelOption = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", help="Another network: a known one, op names, digits, or timm:NAME.")
+        str | None,
+        typer.Option(
+            "--arch",
+            help="Another network: a known one, op names, digits, timm:NAME, or random (one within the search's budget).",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Of the folder in DIR/models.")] = None,
     inherit: Annotated[bool, typer.Option("--inherit", help="Start from the supernet's weights.")] = False,
@@ -202,6 +206,10 @@ def retrain(
     top: Annotated[
         int | None,
         typer.Option("--top", min=1, help="Train so many of the best found ones briefly, the best for long."),
+    ] = None,
+    latency_table: Annotated[
+        Path | None,
+        typer.Option("--latency-table", help="For --arch random: the search's table, if it is not DIR/latency.json."),
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
@@ -229,6 +237,7 @@ def retrain(
         name=name,
         pretrained=pretrained,
         seed=seed,
+        latency_table=latency_table,
         named=Told(data, data_root),
     )
     if as_json:
@@ -270,6 +279,9 @@ def report(run: RunArgument, as_json: JsonOption = False) -> None:
     from greedynas.distributed import on_first
     from greedynas.reporting.report import report_stage
 
-    result = on_first(lambda: report_stage(run, shown_console(as_json)))
+    console = shown_console(as_json)
+    result = on_first(lambda: report_stage(run, console))
     if as_json:
         print_json(result)
+    elif result["worth"] is not None:
+        console.print(result["worth"], highlight=False, markup=False)

@@ -76,17 +76,26 @@ def macro(
         list[str] | None, typer.Option("--bn", help="Rank with this BatchNorm mode; several times: the first counts.")
     ] = None,
     moments: Annotated[int, typer.Option("--moments", min=1, max=1000, help="Rankings along each training.")] = 1,
-    paths: Annotated[int | None, typer.Option("--paths", help="Random paths to rank; all 6,561 if not given.")] = None,
+    paths: Annotated[
+        int | None, typer.Option("--paths", help="Random paths to rank; all 6,561 (3,969 networks) if not given.")
+    ] = None,
     images: Annotated[
         int | None, typer.Option("--images", min=10, help="Validation images to rank on; all if not given.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU: few epochs and images, one seed.")] = False,
+    untrained: Annotated[
+        bool,
+        typer.Option(
+            "--untrained/--no-untrained",
+            help="Rank untrained networks too (NWOT); a seed takes about six minutes of a CPU core.",
+        ),
+    ] = True,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the supernets.")] = True,
     settings: SetOption = None,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do supernets rank networks as training them would? All 6,561 of NAS-Bench-Macro, by method and seed.
+    """Do supernets rank networks as training them would? All 3,969 of NAS-Bench-Macro (6,561 paths), by method and seed.
 
     --set key=value changes all methods, --set greedy.key=value one of them.
     """
@@ -105,6 +114,7 @@ def macro(
         moments=moments,
         paths=paths,
         images=images,
+        untrained=untrained,
         keep=keep,
         jobs=jobs,
         truth=truth,

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from greedynas.config import TrainSettings
 from greedynas.evaluation import autocast, full_precision
 from greedynas.gpu import recording
 from greedynas.gpu.recording import Casts, Graph, bring, writing
+from greedynas.losses import classification_loss
 from greedynas.paths import OpPath
 from greedynas.supernet import Supernet
 
@@ -106,7 +106,7 @@ class GraphedTraining:
             with self._autocast():
                 logits = net.classify(leaf)
             weights, smoothing = self.class_weights, self.settings.label_smoothing
-            loss = F.cross_entropy(full_precision(logits), self.labels, weights, label_smoothing=smoothing)
+            loss = classification_loss(full_precision(logits), self.labels, weights, smoothing)
             self.loss.copy_(loss.detach())
             grads = torch.autograd.grad(loss, [leaf, *train.parameters])
             self.grads[last].copy_(grads[0])

@@ -15,6 +15,7 @@ from greedynas.latency import LatencyTable, load_latency_table
 from greedynas.paths import canonical
 from greedynas.reporting.records import (
     Arch,
+    Asked,
     Candidate,
     Epoch,
     Exported,
@@ -54,6 +55,7 @@ class Model:
     test: Tested | None = None
     export: Exported | None = None
     top: tuple[Candidate, ...] = ()  # the networks that it was chosen from after short trainings
+    asked: Asked | None = None  # how it was to be trained
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class Facts:
 
     def search_of(self, model: Model | None) -> Search | None:
         """The search that found a model: the one of its name, or, of a model by another name, one that chose its path."""
-        if model is None:
-            return None
+        if model is None or model.arch.within is not None:
+            return None  # a random network was not found, even if a search has found the same one
         by_name = [search for search in self.searches if search.name == model.name]
         same = [
             s for s in self.searches if s.chosen is not None and model.arch.path and s.chosen.path == model.arch.path
@@ -161,6 +163,7 @@ def _read_model(folder: Path, config: Config) -> Model:
         test=_if_there(folder / "test.json", Tested),
         export=_if_there(folder / "export.json", Exported),
         top=top.candidates if top is not None else (),
+        asked=_if_there(folder / "retrain.json", Asked),
     )
 
 

@@ -10,20 +10,20 @@ from greedynas.reporting.charts import BLUE, COLORSCALE, ORANGE, PALETTE, Chart,
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.records import Tested
 from greedynas.reporting.wording import count, percent
+from greedynas.reporting.worth import CHANCE
 
 MAX_CLASSES = 40  # drawn one by one
 MAX_COUNTED = 12  # classes whose confusions are written into the cells
 LARGEST = 20  # confusions, where there are more classes than that
 MAX_MODELS = 12
 SYMBOLS = ("star", "circle", "diamond", "square", "triangle-up", "x", "triangle-down")
-CHANCE = 1.96  # standard errors: 95%
 
 
 def model_charts(facts: Facts) -> dict[str, Chart]:
     """By name; those without data are left out."""
     charts: dict[str, Chart | None] = {}
     test = facts.chosen.test if facts.chosen is not None else None
-    if test is not None:
+    if test is not None and not test.withheld:
         charts["per_class"] = _per_class(test)
         charts["confusion"] = _confusion(test) if len(test.class_names) <= MAX_CLASSES else _largest_confusions(test)
     charts["models"] = _models(facts)
@@ -163,7 +163,8 @@ def _class_ticks(names: Sequence[str]) -> dict[str, object]:
 
 def _models(facts: Facts) -> Chart | None:
     """Test accuracy against multiply-adds, where there is more than one network to compare."""
-    tested = [(model, model.test) for model in facts.models if model.test is not None and model.arch.macs]
+    shown_models = [model for model in facts.models if model.test is not None and not model.test.withheld]
+    tested = [(model, model.test) for model in shown_models if model.test is not None and model.arch.macs]
     if len(tested) < 2:
         return None
     tested.sort(key=lambda pair: pair[0] is not facts.chosen)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from greedynas.bitmaps import Bits, unpack_bits
 from greedynas.budget import Budget
 from greedynas.errors import GreedyNASError
 from greedynas.files import read_json
@@ -78,8 +79,8 @@ class Epoch(Record):
     optimization_images: Amount
     evaluation_images: Amount
     corrected_images: Positive
-    measured_ratio: Positive
-    corrected_images_measured: Positive
+    measured_ratio: Positive | None = None  # None: it could not be measured
+    corrected_images_measured: Positive | None = None
 
 
 class RetrainEpoch(Record):
@@ -142,12 +143,40 @@ class Arch(Record):
     inherit: bool = False
     teacher: str | None = None
     pretrained: bool | str | None = None
+    within: str | None = None  # of a network drawn at random: the search whose budget it keeps
+
+
+class Asked(Record):
+    """`retrain.json` as far as two trainings are compared by it: not the network, not the seed."""
+
+    recipe: dict[str, bool | int | float | str | None]
+    inherit: bool
+    teacher: str | None
+    sync_bn: bool = False
+
+
+class Choice(Record):
+    """What a search chose from: see `choosing.py`."""
+
+    tolerance: Positive  # in standard errors
+    images: Annotated[float, Field(gt=0, le=1e30)]  # behind every accuracy
+    margin: Share  # how far below the best a path may lie
+    tied: Annotated[int, Field(ge=1, le=2**62)]  # evaluated paths that are exactly as good as the best
+    within: Annotated[int, Field(ge=1, le=2**62)]  # paths on the front that the images cannot tell from the best
+    best: Evaluated
+
+
+class Chosen(Arch):
+    """The network that a search chose. Searches of earlier versions took the highest accuracy and say no more."""
+
+    choice: Choice | None = None
 
 
 class Candidate(Arch):
     """One of the best found networks after its short training."""
 
     val_top1: Share
+    val_macro: Share | None = None  # missing in files of older versions
 
 
 class Top(Record):
@@ -165,6 +194,7 @@ class Search(Record):
     space: str
     searcher: str
     supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
+    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool
@@ -172,7 +202,7 @@ class Search(Record):
     ditched: Amount
     found: tuple[Evaluated, ...]
     front: tuple[Evaluated, ...]
-    chosen: Arch | None = None
+    chosen: Chosen | None = None
     seconds: Positive | None = None
 
     @property
@@ -204,7 +234,17 @@ class Tested(Record):
     class_names: tuple[str, ...] = Field(min_length=1)
     per_class: tuple[Share | None, ...]
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
+    correct: str | None = None  # by image, in the order of the test set; runs of earlier versions have none
     samples: tuple[Sample, ...] = ()
+    copies: Amount | None = None  # of training images among the test images
+    absent_classes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences that belong beside every accuracy
+    withheld: bool = False  # too many copies: the accuracy is not shown as a result
+
+    @property
+    def correct_images(self) -> Bits | None:
+        """Which images were classified correctly, in the order of the test set."""
+        return None if self.correct is None else unpack_bits(self.correct, self.images)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -216,6 +256,12 @@ class Tested(Record):
         named = [(s.label, s.predicted, *(index for index, _ in s.top)) for s in self.samples]
         if any(index >= classes for indices in named for index in indices):
             raise GreedyNASError(f"a sample names a class beyond the {classes} there are")
+        try:
+            right = self.correct_images
+        except ValueError as error:
+            raise GreedyNASError(f"correct {error}") from None
+        if right is not None and abs(right.mean() - self.top1) > 1e-3:
+            raise GreedyNASError(f"correct says that {right.mean():.1%} are right, top1 is {self.top1:.1%}")
         return self
 
 
@@ -255,3 +301,5 @@ class Exported(Record):
     images: Amount
     files: tuple[ExportedFile, ...]
     skipped: tuple[LeftOut, ...] = ()
+    caveats: tuple[str, ...] = ()
+    withheld: bool = False

@@ -17,6 +17,7 @@ from greedynas.reporting.pages import render_page
 from greedynas.reporting.records import Sample
 from greedynas.reporting.search_charts import search_charts
 from greedynas.reporting.wording import size, table_of
+from greedynas.reporting.worth import worth
 
 MAX_SAMPLES = 24  # of the right ones, and of the mistakes
 
@@ -27,12 +28,20 @@ def report_stage(folder: Path, console: Console) -> dict[str, Any]:
     charts = draw_charts(facts)
     file = _write(facts, charts)
     told = story.headline(facts)
-    console.print(f"{told.title}. {told.lead}", highlight=False, markup=False)
+    console.print(" ".join([f"{told.title}.", told.lead, *story.caveats(facts)]), highlight=False, markup=False)
     written = file.stat().st_size
     console.print(f"Report: {file} ({size(written)}, opens in any browser)", highlight=False, markup=False)
     if (command := story.next_command(facts)) is not None:
         console.print(f"Next: {command}", highlight=False, markup=False)
-    return {"run": str(folder), "report": str(file), "bytes": written, "headline": told.title, "charts": sorted(charts)}
+    return {
+        "run": str(folder),
+        "report": str(file),
+        "bytes": written,
+        "headline": told.title,
+        "worth": worth(facts),
+        "caveats": story.caveats(facts),
+        "charts": sorted(charts),
+    }
 
 
 def write_report(folder: Path) -> Path:
@@ -56,7 +65,12 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         chosen=facts.chosen,
         test=facts.chosen.test if facts.chosen is not None else None,
         headline=story.headline(facts),
+        choice=story.choice(facts),
+        averaged=story.averaged_over_classes(facts),
+        caveats=story.caveats(facts),
         tiles=story.tiles(facts),
+        worth=worth(facts),
+        lead_verdict=story.lead_verdict(facts),
         verdicts=story.verdicts(facts),
         missing=story.missing(facts),
         latency_note=story.latency_note(facts),

@@ -1,14 +1,15 @@
 """The sentences of the report: what was found, how, and how it stands beside its rivals. No claim that the data does not carry."""
 
-import math
 import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from greedynas.copies import withheld_sentence
+from greedynas.reporting.choice import choice_told
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.model_charts import CHANCE
 from greedynas.reporting.records import Search, Tested
 from greedynas.reporting.wording import cost, count, epochs, limits, milliseconds, percent, points, size
+from greedynas.reporting.worth import CHANCE, difference_error, random_rivals
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Verdict:
 def headline(facts: Facts) -> Headline:
     """What a colleague understands in ten seconds."""
     chosen = facts.chosen
+    if chosen is not None and chosen.test is not None and chosen.test.withheld:
+        lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
+        return Headline(f"A network{_with_macs(chosen)} was found, its test accuracy is withheld", _join(lead))
     if chosen is not None and chosen.test is not None:
         lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
         return Headline(f"{percent(chosen.test.top1)} top-1 on test images{_with_macs(chosen)}", _join(lead))
@@ -35,8 +39,8 @@ def headline(facts: Facts) -> Headline:
         lead = [_found(facts, chosen)]
         if chosen.arch.supernet_accuracy is not None:
             lead.append(
-                f"With the supernet's weights it names {percent(chosen.arch.supernet_accuracy)} of the validation images "
-                "right. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
+                f"With the supernet's weights it has an accuracy of {percent(chosen.arch.supernet_accuracy)} on the "
+                "validation images. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
             )
         return Headline(f"A network{_with_macs(chosen)} was found", _join(lead))
     if facts.training is not None and facts.training.epochs:
@@ -63,10 +67,26 @@ def _found(facts: Facts, model: Model) -> str:
     )
     if search.has_scores:
         told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
+    if search.metric == "balanced accuracy":
+        told += " Accuracy there is the mean over classes, because rare classes are to count as much as common ones."
     if len(model.top) > 1:
         told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
         told += " Of these it did best on validation images after a short training."
     return told
+
+
+def averaged_over_classes(facts: Facts) -> bool:
+    """Return whether the accuracy of the chosen network on the supernet is a mean over classes."""
+    search = facts.search_of(facts.chosen)
+    return search is not None and search.metric == "balanced accuracy"
+
+
+def choice(facts: Facts) -> str | None:
+    """Say how the search chose the network among equals, if it is the one that it chose."""
+    search = facts.search_of(facts.chosen)
+    if search is None or search.chosen is None or facts.chosen is None or facts.chosen.arch.path != search.chosen.path:
+        return None
+    return choice_told(search.chosen, search.objectives)
 
 
 def _searcher(search: Search) -> str:
@@ -103,6 +123,19 @@ def _join(sentences: list[str]) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def caveats(facts: Facts) -> list[str]:
+    """Return the sentences that belong beside the accuracies on the test set, those of the chosen network first."""
+    models = [*([facts.chosen] if facts.chosen is not None else []), *facts.models]
+    tests = [model.test for model in models if model.test is not None]
+    told = [withheld_sentence(test.caveats[:1]) for test in tests if test.withheld]
+    told += [_sentence(one) for test in tests for one in test.caveats[1 if test.withheld else 0 :]]
+    return [one if one.endswith(".") else f"{one}." for one in dict.fromkeys(told)]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def tiles(facts: Facts) -> list[tuple[str, str]]:
     """The numbers of the chosen network, large."""
     chosen = facts.chosen
@@ -110,7 +143,9 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
         return []
     arch, test = chosen.arch, chosen.test
     told: list[tuple[str, str]] = []
-    if test is not None:
+    if test is not None and test.withheld:
+        told.append(("top-1 on test", "withheld"))
+    elif test is not None:
         told.append(("top-1 on test", percent(test.top1)))
         told += [("top-5 on test", percent(test.top5))] if test.top5 is not None else []
         told.append(("average over classes", percent(test.macro)))
@@ -129,17 +164,33 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
 def verdicts(facts: Facts) -> list[Verdict]:
     """The chosen network against every other one that was tested, the strongest first."""
     chosen = facts.chosen
-    if chosen is None or chosen.test is None:
+    if chosen is None or chosen.test is None or chosen.test.withheld:
         return []
-    rivals = [model for model in facts.models if model is not chosen and model.test is not None]
-    rivals.sort(key=lambda model: -model.test.top1)  # type: ignore[union-attr]
+    rivals = _tested_rivals(facts)
     return [_verdict(chosen, chosen.test, rival, rival.test) for rival in rivals if rival.test is not None]
+
+
+def _tested_rivals(facts: Facts) -> list[Model]:
+    tested = [model for model in facts.models if model is not facts.chosen and model.test is not None]
+    rivals = [model for model in tested if not model.test.withheld]  # type: ignore[union-attr]
+    rivals.sort(key=lambda model: -model.test.top1)  # type: ignore[union-attr]
+    return rivals
+
+
+def lead_verdict(facts: Facts) -> Verdict | None:
+    """Return what the first screen says of the strongest rival, if it is ahead and no sentence there compares it already."""
+    compared = random_rivals(facts)
+    rivals = [model for model in _tested_rivals(facts) if model not in compared]
+    chosen = facts.chosen
+    if chosen is None or chosen.test is None or chosen.test.withheld or not rivals or rivals[0].test is None:
+        return None
+    verdict = _verdict(chosen, chosen.test, rivals[0], rivals[0].test)
+    return None if verdict.rival == "not ahead" else verdict
 
 
 def _verdict(chosen: Model, own: Tested, rival: Model, other: Tested) -> Verdict:
     difference = round(other.top1, 3) - round(own.top1, 3)  # as it is printed
-    # Of two independent samples: the same images are used for both, so this errs towards caution.
-    margin = CHANCE * math.sqrt(sum(test.top1 * (1 - test.top1) / test.images for test in (own, other)))
+    margin = CHANCE * difference_error(own, [other])
     numbers = f"{percent(other.top1)} against {percent(own.top1)}"
     price = _price(chosen, rival)
     if difference == 0:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from greedynas.known import known_networks
 from greedynas.paths import pretty
+from greedynas.ratio import plausible
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.model_charts import CHANCE, standard_error
-from greedynas.reporting.records import Search
+from greedynas.reporting.model_charts import standard_error
+from greedynas.reporting.records import Exported, Search, Tested
 from greedynas.reporting.search_charts import started
+from greedynas.reporting.story import caveats
 from greedynas.reporting.wording import count, duration, epochs, limits, milliseconds, percent, size
+from greedynas.reporting.worth import CHANCE
 from greedynas.schedule import PAPER_RATIO
 
 MAX_ROWS = 60
@@ -20,6 +23,8 @@ def what_it_is(model: Model, facts: Facts) -> str:
     """Where a network comes from, in a few words."""
     if model.arch.timm is not None:
         return "timm model, pretrained elsewhere" if model.arch.pretrained else "timm model"
+    if model.arch.within is not None:
+        return f"drawn at random within the budget of {model.arch.within}"
     search = facts.search_of(model)
     if search is not None:
         return f"found: {started(search)}"
@@ -29,7 +34,7 @@ def what_it_is(model: Model, facts: Facts) -> str:
 def ordered(facts: Facts) -> list[Model]:
     """The chosen network first, then by test accuracy, networks without one last."""
     rest = [model for model in facts.models if model is not facts.chosen]
-    rest.sort(key=lambda model: -model.test.top1 if model.test is not None else 1.0)
+    rest.sort(key=lambda model: -model.test.top1 if model.test is not None and not model.test.withheld else 1.0)
     return [*([facts.chosen] if facts.chosen is not None else []), *rest][:MAX_ROWS]
 
 
@@ -41,18 +46,29 @@ def model_table(facts: Facts) -> Table | None:
     arches, tests = [model.arch for model in models], [model.test for model in models]
     columns = {
         "network": [model.name for model in models],
-        "top-1 on test": [f"{percent(t.top1)} ± {100 * CHANCE * standard_error(t):.1f}" if t else "" for t in tests],
+        "top-1 on test": [_top1_with_range(test) if test else "" for test in tests],
         "multiply-adds": [count(arch.macs) if arch.macs is not None else "" for arch in arches],
         "parameters": [count(arch.params) if arch.params is not None else "" for arch in arches],
         "predicted latency": [milliseconds(a.latency_ms) if a.latency_ms is not None else "" for a in arches],
-        "top-5": [percent(t.top5) if t and t.top5 is not None else "" for t in tests],
-        "macro average": [percent(t.macro) if t else "" for t in tests],
+        "top-5": [shown_accuracy(t, t.top5) if t and t.top5 is not None else "" for t in tests],
+        "macro average": [shown_accuracy(t, t.macro) if t else "" for t in tests],
         "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in arches],
         "what": [what_it_is(model, facts) for model in models],
         "recipe": [_recipe(model) for model in models],
     }
     marked = 0 if facts.chosen is not None and len(models) > 1 else None
-    return make_table(columns, {"what", "recipe"}, marked=marked)
+    return make_table(columns, {"what", "recipe"}, marked=marked, note=" ".join(caveats(facts)))
+
+
+def shown_accuracy(test: Tested, value: float) -> str:
+    """Return an accuracy on the test set as it is shown: not at all where too many test images are copies."""
+    return "withheld" if test.withheld else percent(value)
+
+
+def _top1_with_range(test: Tested) -> str:
+    if test.withheld:
+        return "withheld"
+    return f"{percent(test.top1)} ± {100 * CHANCE * standard_error(test):.1f}"
 
 
 def _recipe(model: Model) -> str:
@@ -116,6 +132,7 @@ def top_table(model: Model | None) -> Table | None:
     columns = {
         "network": [" ".join(arch.ops) for arch in top],
         "on validation images": [percent(arch.val_top1) for arch in top],
+        "average over classes": [percent(arch.val_macro) if arch.val_macro is not None else "" for arch in top],
         "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in top],
         "multiply-adds": [count(arch.macs) if arch.macs is not None else "" for arch in top],
         "parameters": [count(arch.params) if arch.params is not None else "" for arch in top],
@@ -153,16 +170,20 @@ def cost_table(facts: Facts) -> CostTable | None:
     note = (
         f"Images, per epoch × epochs; no evaluation before warm-up ends, so its number is a mean. In all "
         f"{last.optimization_images:,} optimization and {last.evaluation_images:,} evaluation images. Corrected = "
-        f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; with the ratio "
-        f"measured on this machine, {last.measured_ratio:.2f}, it is {count(last.corrected_images_measured)}."
+        f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; "
     )
+    if last.corrected_images_measured is not None and plausible(last.measured_ratio):
+        note += f"with the ratio measured on this machine, {last.measured_ratio:.1f}, it is {count(last.corrected_images_measured)}."
+    else:
+        note += "the ratio on this machine could not be measured."
+    note = " ".join([note, *caveats(facts)])
     return CostTable(rows, note)
 
 
 def _performance(model: Model) -> list[str]:
     arch = model.arch
     return [
-        percent(model.test.top1) if model.test is not None else "–",
+        shown_accuracy(model.test, model.test.top1) if model.test is not None else "–",
         count(arch.macs) if arch.macs is not None else "–",
         milliseconds(arch.latency_ms) if arch.latency_ms is not None else "–",
         count(arch.params) if arch.params is not None else "–",
@@ -181,7 +202,7 @@ def export_table(model: Model | None) -> Table | None:
         "file": [f.file for f in files],
         "precision": [f.precision for f in files],
         "size": [size(f.bytes) for f in files],
-        "top-1 on test": [percent(f.top1) if f.top1 is not None else "" for f in files],
+        "top-1 on test": [_exported_top1(model.export, f.top1) for f in files],
         "latency": [milliseconds(f.latency_ms) if f.latency_ms is not None else "" for f in files],
         "largest difference from PyTorch": agreement,
     }
@@ -190,4 +211,11 @@ def export_table(model: Model | None) -> Table | None:
         f"Latency of one image on {model.export.machine}, {threads}; accuracy on {model.export.images:,} test images."
     ]
     told += [f"{left.file} could not be made: {left.why}." for left in model.export.skipped]
+    told += [f"{one[:1].upper()}{one[1:]}." for one in model.export.caveats]
     return make_table(columns, {"precision"}, note=" ".join(told))
+
+
+def _exported_top1(export: Exported, top1: float | None) -> str:
+    if top1 is None:
+        return ""
+    return "withheld" if export.withheld else percent(top1)

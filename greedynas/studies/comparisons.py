@@ -162,8 +162,10 @@ def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -
     config = with_cost(config, len(data.train), settings["cost"])
     result = {"max_epochs": config.train.max_epochs, **train_stage(config, folder, console, data)}
     budget = Budget.model_validate(settings["budget"])
+    # A comparison is about what the supernets and the searchers find best, not about which equal is cheaper.
+    search_settings = config.search.model_copy(update={"tolerance": 0.0})
     requests = [
-        Request(one["name"], budget, one["searcher"], (), one["pool_init"], config.search, config.seed)
+        Request(one["name"], budget, one["searcher"], (), one["pool_init"], search_settings, config.seed)
         for one in settings["searches"]
     ]
     table = None if settings["latency_table"] is None else Path(settings["latency_table"])
@@ -312,9 +314,10 @@ def index_of(path: Sequence[int], truth: Truth) -> int:
 
 
 def true_rank(path: Sequence[int], truth: Truth, feasible: NDArray[np.bool_]) -> dict[str, int]:
-    """1 is the best of all paths within the budget."""
-    better = truth.accuracies[feasible] > truth.accuracies[index_of(path, truth)]
-    return {"rank": int(better.sum()) + 1, "of": int(feasible.sum())}
+    """Return the place of a network, 1 for the best, among the distinct networks within the budget."""
+    networks = np.unique(truth.network[feasible])
+    better = truth.accuracies[networks] > truth.accuracies[index_of(path, truth)]
+    return {"rank": int(better.sum()) + 1, "of": len(networks)}
 
 
 def network_of(chosen: Mapping[str, Any], space: "Space") -> OpPath:

@@ -1,8 +1,8 @@
-"""`greedynas study macro`: do supernets rank networks as training them would? Against the ground truth of 6,561 networks.
+"""`greedynas study macro`: do supernets rank networks as training them would? Against the ground truth of 3,969 networks.
 
-For each method and seed a supernet is trained on CIFAR-10 and all paths are ranked on the validation images, as a search would
-rank them. The methods get the same corrected cost, and greedy a share of it once more if asked. The ground truth is looked at
-only afterwards.
+For each method and seed a supernet is trained on CIFAR-10 and all 6,561 paths are ranked on the validation images, as a search would
+rank them. The methods get the same corrected cost, and greedy a share of it once more if asked. Untrained networks (NWOT) are ranked
+beside them. The ground truth is looked at only afterwards.
 """
 
 import shutil
@@ -19,13 +19,13 @@ from greedynas.config import Config, load_config, resolve_key
 from greedynas.data import Data
 from greedynas.errors import GreedyNASError, unknown
 from greedynas.evaluation import BN_MODES
-from greedynas.paths import OpPath
+from greedynas.paths import OpPath, canonical
 from greedynas.runs import step_of
 from greedynas.schedule import Schedule
 from greedynas.stages import choose_device
 from greedynas.streams import stream
 from greedynas.studies.correlations import FEWEST
-from greedynas.studies.macro_results import macro_study
+from greedynas.studies.macro_results import UNTRAINED, macro_study
 from greedynas.studies.study import Part, publish, run_parts
 from greedynas.studies.supernets import (
     FREE_KEYS,
@@ -38,7 +38,9 @@ from greedynas.studies.supernets import (
     train_in,
     within_cost,
 )
-from greedynas.studies.truth import find_truth, read_truth
+from greedynas.studies.truth import Truth, find_truth, read_truth
+from greedynas.training import calibration_images
+from greedynas.untrained import BATCH, nwot_score
 
 METHODS = ("uniform", "fair", "greedy")
 # --quick: 2,000 of CIFAR-10's images to train on, half a batch to filter on; 1,000 paths ranked on 150 images. In so few steps
@@ -59,6 +61,8 @@ QUICK = {
 }
 EPOCHS = 60.0
 QUICK_EPOCHS, QUICK_PATHS, QUICK_IMAGES = 6.0, 1000, 150
+UNTRAINED_SEEDS = 3  # they differ little, and each takes about six minutes of a CPU core
+QUICK_UNTRAINED = 10 * FEWEST  # networks, so that their top 10% can be ranked
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class MacroOptions:
     moments: int = 1  # rankings along the training, the last one at its end
     paths: int | None = None  # random ones to rank; None: all
     images: int | None = None  # validation images that paths are ranked on; None: all
+    untrained: bool = True  # rank untrained networks too, with the first seeds
+    untrained_networks: int | None = None  # random ones of those that are ranked; None: all
     keep: bool = True  # the run directories, with the supernets
     jobs: int | None = None
     truth: Path | None = None
@@ -93,6 +99,7 @@ def quick(options: MacroOptions) -> MacroOptions:
         epochs=QUICK_EPOCHS if options.epochs == EPOCHS else options.epochs,
         paths=options.paths or QUICK_PATHS,
         images=options.images or QUICK_IMAGES,
+        untrained_networks=QUICK_UNTRAINED,
         quick=True,
     )
 
@@ -103,10 +110,13 @@ def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[s
     _refuse(options)
     truth = read_truth(find_truth(options.truth), next(iter(configs.values())).space)
     truth = truth.only(ranked_paths(len(truth.paths), options.paths))
+    _refuse_few(truth)
     shares = [(method, 1.0) for method in options.methods] + [("greedy", share) for share in options.greedy_shares]
     parts = [
         make_part(method, seed, configs[method], options, share) for seed in options.seeds for method, share in shares
     ]
+    if options.untrained:
+        parts += [untrained_part(seed, options) for seed in options.seeds[:UNTRAINED_SEEDS]]
     done = run_parts(folder, parts, console, options.jobs)
     told = {
         key: value for key, value in vars(options).items() if key not in ("jobs", "truth", "keep", "changes", "base")
@@ -122,12 +132,15 @@ def ranked_paths(total: int, count: int | None) -> NDArray[np.int64]:
     return np.sort(stream(0, "ranked paths").choice(total, count, replace=False))
 
 
-def _refuse(options: MacroOptions) -> None:
-    if options.paths is not None and options.paths < 10 * FEWEST:
+def _refuse_few(truth: Truth) -> None:
+    if len(truth.distinct) < 10 * FEWEST:
         raise GreedyNASError(
-            f"too few paths for a correlation: --paths {options.paths}, of which the top 10% are ranked too; "
-            f"take at least {10 * FEWEST}, better all"
+            f"too few paths for a correlation: --paths {len(truth.paths)} are {len(truth.distinct)} distinct networks, and of their "
+            f"top 10% at least {FEWEST} are needed; take {12 * FEWEST} paths or more, better all"
         )
+
+
+def _refuse(options: MacroOptions) -> None:
     if not options.seeds:
         raise GreedyNASError("at least one seed is needed")
     if options.greedy_shares and "greedy" not in options.methods:
@@ -144,13 +157,18 @@ def method_config(method: str, options: MacroOptions) -> Config:
     """The settings of one method: the preset with what suits it, the changes for all methods, then its own."""
     if method not in METHODS:
         raise unknown("method", method, list(METHODS))
+    return load_config(options.preset, {**_changes(options, method), "train.sampler": method})
+
+
+def _changes(options: MacroOptions, method: str | None = None) -> dict[str, Any]:
+    """Return the settings that were asked for by dotted key: those for all methods, then one method's own."""
     changes: dict[str, Any] = {}
     for chosen in (options.base, options.changes):  # the later ones count
         common = {key: value for key, value in chosen.items() if key.partition(".")[0] not in METHODS}
         own = {key.partition(".")[2]: value for key, value in chosen.items() if key.partition(".")[0] == method}
         for key, value in (*common.items(), *own.items()):
             changes[".".join(resolve_key(key, "train"))] = value
-    return load_config(options.preset, {**changes, "train.sampler": method})
+    return changes
 
 
 def make_part(method: str, seed: int, config: Config, options: MacroOptions, share: float = 1.0) -> Part:
@@ -200,6 +218,51 @@ def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> 
     if not settings["keep"]:
         distributed.on_first(lambda: shutil.rmtree(folder))
     return result
+
+
+def untrained_part(seed: int, options: MacroOptions) -> Part:
+    """Return the part that ranks untrained networks. Of the settings it depends on the space and the data alone."""
+    asked = load_config(options.preset, _changes(options))
+    config = Config(
+        name=asked.name, space=asked.space, image_size=asked.image_size, seed=seed, device=asked.device, data=asked.data
+    )
+    settings = {
+        "method": UNTRAINED,
+        "paths": options.paths,
+        "networks": options.untrained_networks,
+        "batch": BATCH,
+        "config": config.model_dump(mode="json"),
+    }
+    return Part(f"nwot-{seed}", rank_untrained, settings, FREE_KEYS)
+
+
+def rank_untrained(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Score every distinct network with fresh weights on one batch of training images, on the CPU."""
+    config = Config.model_validate(settings["config"])
+    try:
+        data = shared_data(config, choose_device(config.device))
+    except GreedyNASError as error:  # supernets may be there from elsewhere
+        raise GreedyNASError(f"{error}; --no-untrained leaves out what needs the images") from None
+    images = calibration_images(data, settings["batch"], stream(config.seed, "images of untrained networks")).cpu()
+    networks = untrained_networks(config, settings)
+    scores = [nwot_score(path, config.space, images, config.seed) for path in distributed.share(networks)]
+    return {
+        "images": len(images),
+        "networks": np.array(networks, dtype=np.int8),
+        "scores": np.concatenate(distributed.gather(np.array(scores, dtype=np.float64))),
+    }
+
+
+def untrained_networks(config: Config, settings: dict[str, Any]) -> list[OpPath]:
+    """Return the canonical paths of the ranked networks, or as many of them, drawn at random, as the settings allow."""
+    everything = list(np.ndindex(*config.space.num_ops))
+    ranked = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
+    networks = sorted({canonical(path, config.space) for path in ranked})
+    count = settings["networks"]
+    if count is None or count >= len(networks):
+        return networks
+    chosen = np.sort(stream(0, "untrained networks").choice(len(networks), count, replace=False))
+    return [networks[i] for i in chosen]
 
 
 def what_is_ranked(

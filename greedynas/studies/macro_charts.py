@@ -16,12 +16,19 @@ PAPER = {
     "uniform-E": (89.8, 74.17),
     "greedy": (89.7, 74.85),
 }
+LABEL = 0.055  # height of a label beside a line, in τ-b
 PAPER_COLOURS = {"uniform": BLUE, "FairNAS-C": GREEN, "uniform-E": PURPLE, "greedy": ORANGE}
 
 
 def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel]:
     panels = [
-        Panel("Rank correlation with the ground truth", {"All paths": _correlations(results)}),
+        Panel(
+            "Rank correlation with the ground truth" + (", by the score" if results["scored"] else ""),
+            {
+                f"{results['distinct']:,} distinct networks": _correlations(results, "distinct"),
+                f"All {results['paths']:,} paths": _correlations(results, "all"),
+            },
+        ),
         Panel(
             "What is found, and what it costs",
             {"The paper, Table 1 (ImageNet)": _paper_cost(), "Ours (macro, CIFAR-10)": _our_cost(results)},
@@ -30,14 +37,14 @@ def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> lis
         Panel("Accuracy on the supernet and after training from scratch", _scatters(truth, done)),
     ]
     moments = _moments(results)
-    return [*panels, Panel("Along the training", {"τ-b of all paths": moments})] if moments is not None else panels
+    return [*panels, Panel("Along the training", {"τ-b of networks": moments})] if moments is not None else panels
 
 
-def _correlations(results: dict[str, Any]) -> Chart:
+def _correlations(results: dict[str, Any], group: str) -> Chart:
     """One point a training, and lines for what needs none."""
     traces = []
     for method in results["methods"]:
-        taus = [row["all"]["tau_b"] for row in results["parts"] if row["method"] == method]
+        taus = [row[group]["tau_b"] for row in results["parts"] if row["method"] == method]
         seeds = [row["seed"] for row in results["parts"] if row["method"] == method]
         traces.append(
             line(
@@ -53,17 +60,22 @@ def _correlations(results: dict[str, Any]) -> Chart:
             )
         )
     chart = figure(*traces, height=420)
-    known = {name: measured["all"]["tau_b"] for name, measured in results["references"].items()}
+    known = {name: measured[group]["tau_b"] for name, measured in results["references"].items()}
     for name, tau in known.items():
+        crowded = any(0 < other - tau < LABEL for other in known.values())  # a label above would lie on the next line
         chart.add_hline(y=tau, line={"color": GREY, "width": 1, "dash": "dot"})
-        chart.add_annotation(xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right", yanchor="bottom")  # fmt: skip
+        chart.add_annotation(
+            xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right",
+            yanchor="top" if crowded else "bottom",
+        )  # fmt: skip
     chart.update_yaxes(
         title_text="Kendall τ-b", range=[min(0, *(tau or 0 for trace in traces for tau in trace.y)) - 0.02, 1]
     )
     told = ", ".join(f"{name} {tau:.3f}" for name, tau in known.items())
     return Chart(
         chart,
-        f"Kendall τ-b of each supernet with the truth; for comparison {told}.",
+        f"Kendall τ-b of each supernet with the truth, over {'distinct networks' if group == 'distinct' else 'all paths'}; "
+        f"for comparison {told}.",
         "One point a training (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and what "
         "a perfect predictor would have beside so uncertain a truth.",
     )
@@ -114,15 +126,15 @@ def _our_cost(results: dict[str, Any]) -> Chart:
 
 
 def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
-    """All paths of each method's first supernet."""
+    """The distinct networks as each method's first supernet ranks them."""
     charts = {}
     for part in done:
         method, mode = part.settings["method"], part.settings["bn"][0]
         if method in charts:
             continue
-        accuracy = part.arrays[f"{mode}_accuracy"].astype(float)
+        accuracy = part.arrays[f"{mode}_accuracy"][truth.distinct].astype(float)
         trace = line(
-            truth.accuracies.round(3).tolist(),
+            truth.accuracies[truth.distinct].round(3).tolist(),
             accuracy.round(4).tolist(),
             method,
             COLOURS[method],
@@ -134,7 +146,9 @@ def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
         chart = figure(trace, height=340)
         chart.update_xaxes(title_text="true accuracy, %", range=[80, 93.5])
         chart.update_yaxes(title_text="accuracy on the supernet", tickformat="~%")
-        label = f"Scatter plot of all {len(accuracy):,} paths: true accuracy and accuracy on the {method} supernet."
+        label = (
+            f"Scatter plot of {len(accuracy):,} distinct networks: true accuracy and accuracy on the {method} supernet."
+        )
         charts[method] = Chart(chart, label, "Networks below 80% are out of the picture.")
     return charts
 
@@ -143,8 +157,8 @@ def _moments(results: dict[str, Any]) -> Chart | None:
     traces = []
     for row in results["parts"]:
         if row["moments"]:
-            points = [*row["moments"], {"epoch": row["epochs"], **row["all"]}]
-            xs, ys = [point["epoch"] for point in points], [point["tau_b"] for point in points]
+            points = [*row["moments"], {"epoch": row["epochs"], "distinct": row["distinct"]}]
+            xs, ys = [point["epoch"] for point in points], [point["distinct"]["tau_b"] for point in points]
             name = f"{row['method']}-{row['seed']}"
             traces.append(line(xs, ys, name, COLOURS[row["method"]], mode="lines+markers"))
     if not traces:
@@ -152,4 +166,4 @@ def _moments(results: dict[str, Any]) -> Chart | None:
     chart = figure(*traces, height=380)
     chart.update_xaxes(title_text="epoch")
     chart.update_yaxes(title_text="Kendall τ-b")
-    return Chart(chart, "τ-b of each supernet along its training.", "Rankings of all paths from checkpoints.")
+    return Chart(chart, "τ-b of each supernet along its training.", "Rankings of distinct networks from checkpoints.")

@@ -1,4 +1,8 @@
-"""What the rankings of `study macro` say beside the ground truth: measures, comparisons, tables."""
+"""What the rankings of `study macro` say beside the ground truth: measures, comparisons, tables.
+
+Everything is measured over distinct networks first, each ranked by its canonical path, then over all paths: NAS-Bench-Macro trained
+each network once, and the paths that are the same network have copies of its accuracies.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from greedynas.additive import blended
-from greedynas.paths import compact
+from greedynas.cost import IntArray
+from greedynas.paths import canonical, compact
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.wording import count, duration
 from greedynas.studies.correlations import Numbers, best_of, mean_interval, precision_at_top, rank_correlations
@@ -15,69 +20,109 @@ from greedynas.studies.study import Done, Panel, Study
 from greedynas.studies.truth import Truth
 
 BUDGETS = {"unlimited": None, "60M": 60_000_000, "50M": 50_000_000}  # FLOPs
-TOP = {"top 10%": 0.1, "top 1,000": 1000}  # of all paths, by the truth
+GROUPS = {"distinct": "networks", "all": "paths"}  # what is ranked, and how it is called
+TOP = {"top 10%": 0.1, "top 1,000": 1000}  # of a group, by the truth
 PRECISION_SHARE = 0.05
 DRAWS = 20  # of the perfect predictor's noise
-SCOPES = ("all", "distinct", *TOP)
-SCORED = (
-    "Paths are ranked by a score, as a search with search.additive chooses: part accuracy on the supernet, part an additive model "
-    "fitted to these accuracies. It knows nothing of the truth."
-)
+SCOPES = {**GROUPS, **{f"{group} {top}": f"{top} {name}" for top in TOP for group, name in GROUPS.items()}}
 COEFFICIENTS = {"tau_b": "τ-b", "tau_a": "τ-a", "spearman": "Spearman"}
+UNTRAINED = "NWOT"
+# What paths are ranked by besides the score: key, title and note of a table.
+ALONE = (
+    ("by_accuracy", "By the accuracy on the supernet alone", "As a search without search.additive chooses."),
+    (
+        "by_additive",
+        "By the additive model alone",
+        "One number for each op of each layer, fitted to the accuracies on the supernet.",
+    ),
+)
+TRUTH = (
+    "NAS-Bench-Macro trained each distinct network from scratch three times and took the highest test accuracy of 50 epochs; the other "
+    "paths are the same networks again, with copies of their accuracies. A network is ranked by its canonical path."
+)
+TUNED = "The preset's settings were chosen with this ground truth in view (benchmarks/macro_tuning.md)."
 
 
 def measures(truth: Truth, scores: Numbers, ties: Numbers | None = None) -> dict[str, Any]:
-    """Everything that is said of one ranking. `ties` (lower is better) decides between equally good ones."""
-    true = truth.accuracies
-    result: dict[str, Any] = {"all": rank_correlations(scores, true)}
-    result["distinct"] = rank_correlations(scores[truth.distinct], true[truth.distinct])
-    for name, size in TOP.items():
-        best = best_of(true, size if isinstance(size, int) else round(size * len(true)))
-        result[name] = rank_correlations(scores[best], true[best])
-    result["precision"] = precision_at_top(scores, true, PRECISION_SHARE)
+    """Return everything that is said of one ranking. `ties` (lower is better) decides between equally good paths."""
+    result: dict[str, Any] = correlations(truth, scores)
+    result["precision"] = {}
+    for group, rows in groups(truth).items():
+        some, true = scores[rows], truth.accuracies[rows]
+        for name, size in TOP.items():
+            best = best_of(true, size if isinstance(size, int) else round(size * len(true)))
+            result[f"{group} {name}"] = rank_correlations(some[best], true[best])
+        result["precision"][group] = precision_at_top(some, true, PRECISION_SHARE)
     result["found"] = {name: found_within(truth, scores, ties, limit) for name, limit in BUDGETS.items()}
     return result
 
 
+def groups(truth: Truth) -> dict[str, IntArray]:
+    """Return the rows of the truth that each group has: one for each distinct network, then all of them."""
+    return {"distinct": truth.distinct, "all": np.arange(len(truth.paths))}
+
+
+def correlations(truth: Truth, scores: Numbers) -> dict[str, Any]:
+    """Return the rank correlations with the truth over distinct networks and over all paths."""
+    return {group: rank_correlations(scores[rows], truth.accuracies[rows]) for group, rows in groups(truth).items()}
+
+
 def found_within(truth: Truth, scores: Numbers, ties: Numbers | None, limit: int | None) -> dict[str, Any]:
-    """The network that a search of all paths would choose, and how good it truly is among those that keep the limit. Where
-    several are equal it might be any of them: means."""
+    """Return the network that a search of all paths would choose, and its true rank among the distinct networks that keep the
+    limit. Where several paths are equal it might be any of them: means."""
     feasible = np.flatnonzero(truth.macs <= limit) if limit is not None else np.arange(len(truth.paths))
     chosen = feasible[scores[feasible] == scores[feasible].max()]
     if ties is not None:
         losses = np.nan_to_num(ties[chosen], nan=np.inf)
         chosen = chosen[losses == losses.min()]
     true = truth.accuracies
+    networks = np.unique(truth.network[feasible])
     return {
         "path": compact(truth.paths[chosen[0]], truth.space),
         "accuracy": float(true[chosen].mean()),
-        "rank": 1 + float((true[feasible] > true[chosen, None]).sum(1).mean()),
-        "of": len(feasible),
+        "rank": 1 + float((true[networks] > true[chosen, None]).sum(1).mean()),
+        "of": len(networks),
         "behind_best": float(true[feasible].max() - true[chosen].mean()),
         "macs": float(truth.macs[chosen].mean()),
     }
 
 
-def reference_rankings(truth: Truth) -> dict[str, dict[str, Any]]:
-    """What supernets are measured by: rankings that need none, and two bounds that know the truth."""
+def reference_rankings(truth: Truth, untrained: Sequence[Done] = ()) -> dict[str, dict[str, Any]]:
+    """Return what supernets are measured by: rankings that need none, and two bounds that know the truth."""
     found = {name: measures(truth, scores) for name, scores in truth.trivial_rankings().items()}
-    found["additive"] = measures(truth, truth.additive_model())
+    if untrained:
+        found[UNTRAINED] = _mean([_untrained_measures(truth, part) for part in untrained])
+    found["additive (truth)"] = measures(truth, truth.additive_model())
     found["perfect"] = _mean([measures(truth, truth.perfect_predictor(draw)) for draw in range(DRAWS)])
     return found
 
 
-def macro_study(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) -> Study:
-    """The results of all parts."""
-    references = reference_rankings(truth)
+def _untrained_measures(truth: Truth, part: Done) -> dict[str, Any]:
+    """Return the measures of untrained networks, over those paths whose network has a score."""
+    known = {
+        tuple(path): float(score)
+        for path, score in zip(part.arrays["networks"].tolist(), part.arrays["scores"], strict=True)
+    }
+    forms = [canonical(path, truth.space) for path in truth.paths.tolist()]
+    rows = np.array([i for i, form in enumerate(forms) if form in known])
+    return measures(truth.only(rows), np.array([known[forms[i]] for i in rows]))
+
+
+def macro_study(truth: Truth, parts: Sequence[Done], settings: dict[str, Any]) -> Study:
+    """Return the results of all parts."""
+    untrained = [part for part in parts if part.settings["method"] == UNTRAINED]
+    done = [part for part in parts if part.settings["method"] != UNTRAINED]
     rows = [_part_row(truth, part) for part in done]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_method = {method: [row for row in rows if row["method"] == method] for method in methods}
     results = {
-        "networks": len(truth.paths),
         "distinct": len(truth.distinct),
+        "paths": len(truth.paths),
         "best": {"path": compact(truth.paths[best := best_of(truth.accuracies, 1)[0]], truth.space),
                  "accuracy": float(truth.accuracies[best])},
-        "references": references,
+        "scored": any(additive_share(part) for part in done),
+        "references": reference_rankings(truth, untrained),
+        "untrained": [_untrained_row(truth, part) for part in untrained],
         "methods": {method: summarised(found) for method, found in by_method.items()},
         "differences": [
             {"ours": ours, "theirs": theirs, **paired(by_method[ours], by_method[theirs])}
@@ -89,16 +134,46 @@ def macro_study(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) ->
     return Study(
         name="macro",
         title=_title(results),
-        lead=f"Supernets trained on CIFAR-10 rank {len(truth.paths):,} of {truth.space.size:,} paths of the macro space "
-        f"({len(truth.distinct):,} distinct networks) on validation images; NAS-Bench-Macro trained every network from "
-        "scratch three times. A supernet is worth its cost where it ranks better than a count of layers does."
-        + (f" {SCORED}" if any(additive_share(part) for part in done) else ""),
+        lead=_lead(truth, done, settings),
         settings=settings,
         results=results,
-        tables=[correlation_table(results), found_table(results), cost_table(results), *more_tables(results)],
-        draw=partial(_draw, truth, list(done), results),
-        parts=done,
+        tables=[
+            summary_table(results),
+            correlation_table(results),
+            found_table(results),
+            cost_table(results),
+            *more_tables(results),
+        ],
+        draw=partial(_draw, truth, done, results),
+        parts=parts,
     )
+
+
+def _lead(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) -> str:
+    sentences = [
+        f"Supernets trained on CIFAR-10 rank {len(truth.distinct):,} distinct networks ({len(truth.paths):,} of "
+        f"{truth.space.size:,} paths) of the macro space on validation images.",
+        TRUTH,
+        "A supernet is worth its cost where it ranks better than a count of layers and than untrained networks do.",
+    ]
+    if shares := sorted({share for part in done if (share := additive_share(part))}):
+        parts = " or ".join(f"{share:.0%}" for share in shares)
+        sentences.append(
+            f"Paths are ranked by a score, as a search with search.additive chooses: {parts} of it is an additive model fitted to the "
+            "accuracies on the supernet, the rest is the accuracy itself. It does not use the truth."
+        )
+    if snapshots := sorted({count for part in done if (count := part.settings["config"]["train"]["snapshots"]) > 1}):
+        sentences.append(f"Accuracies are means over {' or '.join(map(str, snapshots))} snapshots of a training.")
+    if settings.get("preset") == "cifar10":
+        sentences.append(TUNED)
+    return " ".join(sentences)
+
+
+def _untrained_row(truth: Truth, part: Done) -> dict[str, Any]:
+    found = _untrained_measures(truth, part)
+    kept = {scope: found[scope] for scope in SCOPES}
+    return {"seed": part.settings["config"]["seed"], **kept, "networks": len(part.arrays["scores"]),
+            "images": part.result["images"], "seconds": part.seconds, "machine": part.machine}  # fmt: skip
 
 
 def _is_greedy(method: str) -> bool:
@@ -114,22 +189,24 @@ def _draw(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel
 
 def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
     """One supernet: its measures by accuracy in the first mode, all modes, by loss, along training; and its cost."""
-    modes, share = part.settings["bn"], additive_share(part)
+    modes = part.settings["bn"]
     by_loss = {mode: part.arrays[f"{mode}_loss"] for mode in modes}
+    accuracies = part.arrays[f"{modes[0]}_accuracy"]
     ranked = {mode: measures(truth, scores_of(truth, part, f"{mode}_accuracy"), by_loss[mode]) for mode in modes}
     kept = ("max_epochs", "epochs", "stopped", "optimization_images", "evaluation_images", "corrected_images")
     return {
         "method": part.settings["method"],
         "seed": part.settings["config"]["seed"],
         **ranked[modes[0]],
-        "mean_accuracy": float(part.arrays[f"{modes[0]}_accuracy"].mean()),
-        "best_accuracy": float(part.arrays[f"{modes[0]}_accuracy"].max()),
-        "modes": {mode: ranked[mode]["all"] for mode in modes},
-        "by_loss": rank_correlations(-by_loss[modes[0]], truth.accuracies),
-        # By the accuracy on the supernet alone, where it is but a part of the score.
-        **({"by_accuracy": measures(truth, part.arrays[f"{modes[0]}_accuracy"], by_loss[modes[0]])} if share else {}),
+        "mean_accuracy": float(accuracies.mean()),
+        "best_accuracy": float(accuracies.max()),
+        "modes": {mode: {group: ranked[mode][group] for group in GROUPS} for mode in modes},
+        "by_loss": correlations(truth, -by_loss[modes[0]]),
+        # The two parts of a score, each alone.
+        "by_accuracy": measures(truth, accuracies, by_loss[modes[0]]),
+        "by_additive": measures(truth, blended(truth.paths, accuracies, 1.0), by_loss[modes[0]]),
         "moments": [
-            {**moment, **rank_correlations(scores_of(truth, part, f"step{moment['step']}_accuracy"), truth.accuracies)}
+            {**moment, **correlations(truth, scores_of(truth, part, f"step{moment['step']}_accuracy"))}
             for moment in part.result["moments"]
         ],
         **{key: part.result[key] for key in kept},
@@ -184,24 +261,70 @@ def paired(ours: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> dict[str
 # Tables
 
 
+def summary_table(results: dict[str, Any]) -> Table:
+    """Kendall's τ-b by what paths are ranked by: the score, its two parts alone, and what needs no supernet."""
+    chosen = "score" if results["scored"] else "accuracy"
+    columns = {"by_accuracy.distinct.tau_b": "networks: accuracy alone"} if results["scored"] else {}
+    columns |= {
+        "by_additive.distinct.tau_b": "networks: additive model alone",
+        "distinct.tau_b": f"networks: {chosen}",
+        "all.tau_b": f"paths: {chosen}",
+        "distinct top 10%.tau_b": f"top 10% networks: {chosen}",
+        "all top 10%.tau_b": f"top 10% paths: {chosen}",
+    }
+    rows = [[method, *(told(summary.get(key)) for key in columns)] for method, summary in results["methods"].items()]
+    for name, reference in results["references"].items():
+        known = {f"{scope}.tau_b": _three(reference[scope]["tau_b"]) for scope in SCOPES}
+        rows.append([name, *(known.get(key, "") for key in columns)])
+    return Table(
+        ["", *columns.values()],
+        rows,
+        title="Kendall τ-b with the ground truth",
+        note=f"Mean over seeds ± half the 95% interval. Networks: {results['distinct']:,} distinct ones, each by its canonical path; "
+        f"paths: all {results['paths']:,}. {_ranked_by(results)}{_explained(results)}",
+    )
+
+
+def _ranked_by(results: dict[str, Any]) -> str:
+    if results["scored"]:
+        return "Score: part accuracy on the supernet, part an additive model fitted to it, whose two parts stand beside it. "
+    return "Additive model: one number for each op of each layer, fitted to the accuracies on the supernet. "
+
+
+def _explained(results: dict[str, Any]) -> str:
+    """What the references are."""
+    untrained = ""
+    if rows := results["untrained"]:
+        summary = mean_interval([row["distinct"]["tau_b"] for row in rows])
+        spread = "" if summary["low"] is None else f", ± {(summary['high'] - summary['low']) / 2:.3f} over networks"  # type: ignore[operator]
+        untrained = (
+            f"NWOT: untrained networks on {rows[0]['images']} images (Mellor et al., 2021), {rows[0]['networks']:,} networks, "
+            f"{len(rows)} seed{'s' if len(rows) > 1 else ''}{spread}. "
+        )
+    return (
+        "Non-ID ops: by the number of ops that are no identity. "
+        + untrained
+        + "Additive (truth): one number for each op of each layer, fitted to the truth itself. Perfect: as uncertain as the truth, a "
+        "mean of three trainings, is."
+    )
+
+
 def correlation_table(results: dict[str, Any]) -> Table:
     rows = []
-    for scope in SCOPES:
+    for scope, name in SCOPES.items():
         for key, coefficient in COEFFICIENTS.items():
             cells = [told(summary.get(f"{scope}.{key}")) for summary in results["methods"].values()]
             known = [_three(reference[scope][key]) for reference in results["references"].values()]
-            rows.append([f"{coefficient}, {scope}", *cells, *known])
-    cells = [told(summary["precision"]) for summary in results["methods"].values()]
-    known = [_three(reference["precision"]) for reference in results["references"].values()]
-    rows.append([f"precision top {PRECISION_SHARE:.0%}", *cells, *known])
+            rows.append([f"{coefficient}, {name}", *cells, *known])
+    for group, name in GROUPS.items():
+        cells = [told(summary[f"precision.{group}"]) for summary in results["methods"].values()]
+        known = [_three(reference["precision"][group]) for reference in results["references"].values()]
+        rows.append([f"precision, top {PRECISION_SHARE:.0%} {name}", *cells, *known])
     return Table(
         ["", *results["methods"], *results["references"]],
         rows,
-        title="Agreement with the ground truth",
-        note=f"Mean over seeds ± half the 95% interval. Non-ID: by the number of ops that are no identity. Additive: one number for each op of each layer, fitted to the "
-        "truth. Perfect: as uncertain as the truth, a mean of three trainings, is itself. "
-        f"All: {results['networks']:,} paths; distinct: of several paths that are one network the canonical one, "
-        f"{results['distinct']:,}; top: by the truth. Seeds: {_seeds(results)}.",
+        title="Agreement with the ground truth" + (", by the score" if results["scored"] else ""),
+        note=f"As above; top: by the truth. Seeds: {_seeds(results)}.",
     )
 
 
@@ -218,7 +341,7 @@ def found_table(results: dict[str, Any]) -> Table:
         ["", *results["methods"], *results["references"]],
         rows,
         title="The network that would be found",
-        note=f"The path that ranks first; accuracy and rank are those of the ground truth, in which "
+        note=f"The path that ranks first; accuracy and rank (among distinct networks) are those of the ground truth, in which "
         f"the best network, {best['path']}, has {best['accuracy']:.3f}%.",
     )
 
@@ -246,38 +369,48 @@ def cost_table(results: dict[str, Any]) -> Table:
 def more_tables(results: dict[str, Any]) -> list[Table]:
     """Differences, BatchNorm modes and moments, where there are any."""
     tables = []
-    keys = {"all.tau_b": "τ-b, all", "distinct.tau_b": "τ-b, distinct", "top 10%.tau_b": "τ-b, top 10%",
-            "precision": "precision", "found.unlimited.accuracy": "found, no limit",
+    keys = {"distinct.tau_b": "τ-b, networks", "all.tau_b": "τ-b, paths",
+            "distinct top 10%.tau_b": "τ-b, top 10% networks", "all top 10%.tau_b": "τ-b, top 10% paths",
+            "precision.distinct": "precision, networks", "found.unlimited.accuracy": "found, no limit",
             "found.60M.accuracy": "≤ 60M FLOPs", "found.50M.accuracy": "≤ 50M FLOPs"}  # fmt: skip
-    differences = [found for found in results["differences"] if found.get("all.tau_b", {"n": 0})["n"] > 1]
+    differences = [found for found in results["differences"] if found.get("distinct.tau_b", {"n": 0})["n"] > 1]
     if differences:
         rows = [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in keys)] for one in differences]
         note = (
-            f"Paired by seed: mean and 95% interval (Student's t, n = {differences[0]['all.tau_b']['n']}). Found: points of true "
+            f"Paired by seed: mean and 95% interval (Student's t, n = {differences[0]['distinct.tau_b']['n']}). Found: points of true "
             f"accuracy. Of {len(differences) * len(keys)} intervals one in twenty would miss zero by chance."
         )
         tables.append(Table(["", *keys.values()], rows, title="Greedy against its rivals", note=note))
-    alone = {f"by_accuracy.{key}": name for key, name in keys.items()}
-    if any("by_accuracy.all.tau_b" in summary for summary in results["methods"].values()):
+    for by, title, note in ALONE:
+        alone = {f"{by}.{key}": name for key, name in keys.items()}
+        if by == "by_accuracy" and not results["scored"]:
+            continue  # these are the other tables
         rows = [[method, *(told(found.get(key)) for key in alone)] for method, found in results["methods"].items()]
         rows += [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in alone)] for one in differences]
-        note = "As a search without search.additive chooses."
-        tables.append(Table(["", *alone.values()], rows, title="By the accuracy on the supernet alone", note=note))
+        tables.append(Table(["", *alone.values()], rows, title=title, note=note))
+    both = {
+        f"{group}.{key}": f"{label}, {name}" for group, name in GROUPS.items() for key, label in COEFFICIENTS.items()
+    }
     modes = list(dict.fromkeys(mode for row in results["parts"] for mode in row["modes"]))
     if len(modes) > 1:
         rows = [
-            [f"{method}, {mode}", *(told(summary.get(f"modes.{mode}.{key}")) for key in COEFFICIENTS)]
+            [f"{method}, {mode}", *(told(summary.get(f"modes.{mode}.{key}")) for key in both)]
             for method, summary in results["methods"].items()
             for mode in modes
         ]
-        tables.append(Table(["", *COEFFICIENTS.values()], rows, title="BatchNorm statistics when paths are ranked"))
+        tables.append(Table(["", *both.values()], rows, title="BatchNorm statistics when paths are ranked"))
     if any(row["moments"] for row in results["parts"]):
         rows = [
-            [f"{row['method']}-{row['seed']}", f"{moment['epoch']:.1f}", _three(moment["tau_b"])]
+            [
+                f"{row['method']}-{row['seed']}",
+                f"{moment['epoch']:.1f}",
+                *(_three(moment[group]["tau_b"]) for group in GROUPS),
+            ]
             for row in results["parts"]
-            for moment in (*row["moments"], {"epoch": row["epochs"], **row["all"]})
+            for moment in (*row["moments"], {"epoch": row["epochs"], **{group: row[group] for group in GROUPS}})
         ]
-        tables.append(Table(["supernet", "epoch", "τ-b, all"], rows, title="Along the training"))
+        columns = ["supernet", "epoch", *(f"τ-b, {name}" for name in GROUPS.values())]
+        tables.append(Table(columns, rows, title="Along the training"))
     return tables
 
 
@@ -297,17 +430,18 @@ def _signed(summary: dict[str, Any] | None) -> str:
 
 
 def _title(results: dict[str, Any]) -> str:
-    counting = results["references"]["non-ID ops"]["all"]["tau_b"]
-    found = sorted(
-        (
-            (summary["all.tau_b"]["mean"], method)
-            for method, summary in results["methods"].items()
-            if "all.tau_b" in summary
-        ),
-        reverse=True,
-    )
+    """The methods by the τ-b of their accuracies over distinct networks, and what they have to beat."""
+    alone = {method: found.get("by_accuracy.distinct.tau_b") for method, found in results["methods"].items()}
+    found = sorted(((tau["mean"], method) for method, tau in alone.items() if tau), reverse=True)
     ranked = ", ".join(f"{method} {tau:.3f}" for tau, method in found) or "nothing could be ranked"
-    return f"Kendall τ-b with the ground truth: {ranked}; counting layers {counting:.3f}"
+    by = " by supernet accuracy" if results["scored"] else ""
+    references = {"untrained networks": UNTRAINED, "counting layers": "non-ID ops"}
+    known = [
+        f"{label} {results['references'][name]['distinct']['tau_b']:.3f}"
+        for label, name in references.items()
+        if name in results["references"]
+    ]
+    return f"Kendall τ-b over {results['distinct']:,} networks{by}: {ranked}; {', '.join(known)}"
 
 
 def _seeds(results: dict[str, Any]) -> str:

@@ -263,12 +263,14 @@ def every_nth(accuracies: NDArray[np.float64], count: int, rng: np.random.Genera
 
 
 def reference_of(truth: Truth, feasible: NDArray[np.bool_]) -> dict[str, Any]:
-    """What the ground truth says of all networks within the budget."""
+    """Return what the ground truth says of the distinct networks within the budget."""
     accuracies = np.where(feasible, truth.accuracies, -np.inf)
     best = truth.paths[int(accuracies.argmax())]
+    networks = np.unique(truth.network[feasible])
     return {
-        "feasible": int(feasible.sum()),
-        "mean": float(truth.accuracies[feasible].mean()),
+        "feasible": len(networks),
+        "feasible_paths": int(feasible.sum()),
+        "mean": float(truth.accuracies[networks].mean()),
         "best": float(truth.accuracies[index_of(best, truth)]),
         "best_path": compact(best, truth.space),
     }

@@ -23,7 +23,7 @@ from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoin
 from greedynas.schedule import Schedule, epochs_within
 from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.stages import choose_device, choose_precisions, supernet_of, train_stage
-from greedynas.state import load_weights
+from greedynas.state import TrainState, fitting, load_weights
 from greedynas.streams import stream
 from greedynas.supernet import Supernet
 from greedynas.training import calibration_images
@@ -102,7 +102,9 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
     load_weights(trained.net, evaluated(checkpoint[0]))
     if file is None:
         steps = Schedule(config.train, len(trained.data.train)).snapshots
-        trained.earlier = load_snapshots(trained.net, folder / "supernet", steps)
+        with fitting(folder / "supernet"):
+            last = TrainState.from_json(checkpoint[1], config.space).step
+        trained.earlier = load_snapshots(trained.net, folder / "supernet", steps, last)
     return trained
 
 
@@ -155,6 +157,7 @@ def rank_paths(
         calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
         precision=trained.precision,
         images=images,
+        balanced=data.balanced,
     )
     return result, time.perf_counter() - start
 

@@ -5,6 +5,7 @@ system call is made to fail instead.
 """
 
 import errno
+import json
 import os
 import pathlib
 import random
@@ -24,6 +25,7 @@ import torch
 
 from tests.chaos.workshop import Process, Workshop, begun, differences, reached, refused, until
 from tests.kill_points import Handle as _Handle
+from tests.pictures import paint, picture
 
 STAGES = ("train", "search", "retrain", "export", "run")
 ROOT = Path(__file__).parents[2]
@@ -254,9 +256,135 @@ def lost_image(shop: Workshop, trials: int, rng: random.Random) -> int:
         code, told = process.wait()
         if code != 0:  # 0: an image of the test set
             refused((code, told), file.name, "is gone since the run began")
-            refused(shop.call(shop.command("train", run, config)), "the data is not the same as when")
+            refused(shop.call(shop.command("train", run, config)), f"{file.parent.name}/{file.name} is missing")
         file.write_bytes(content)
         shop.goes_on("train", run, config, whole)
+    return trials
+
+
+def changed_images(shop: Workshop, trials: int, rng: random.Random) -> int:
+    """Images that change between a kill -9 and the next command: refused with the first difference, and the right ones go on,
+    from another place."""
+    for trial in range(trials):
+        stage = ("train", "retrain")[trial % 2]
+        run, photos = shop.before(stage), shop.new("photos")
+        killed(shop, stage, run, rng)
+        shutil.copytree(shop.photos, photos)
+        # Where the images are, the command for training says; the other stages take it from the run.
+        again = [*shop.command("train", run), "--data", str(photos)]
+        change, told = list(CHANGES.values())[trial % len(CHANGES)]
+        change(photos, rng)
+        if (run / "data.jsonl").exists():  # it had begun
+            refused(shop.call(again), told, "the images are not those that")
+        shutil.rmtree(photos)
+        shutil.copytree(shop.photos, photos)
+        code, said = shop.call(again)
+        assert code == 0, said
+        shop.goes_on(stage, run)
+        shutil.rmtree(photos)
+    return trials
+
+
+def swap_classes(photos: Path, rng: random.Random) -> None:
+    for old, new in (("a", "aside"), ("b", "a"), ("aside", "b")):
+        (photos / old).rename(photos / new)
+
+
+def replace_all(photos: Path, rng: random.Random) -> None:
+    paint(photos, {"a": 20, "b": 20, "c": 20}, first=rng.randrange(1, 10**6), size=(10, 9))
+
+
+def rename_some(photos: Path, rng: random.Random) -> None:
+    for file in rng.sample(sorted(photos.rglob("*.png")), 2):
+        file.rename(file.with_name(f"new {file.name}"))
+
+
+def flip_a_bit(photos: Path, rng: random.Random) -> None:
+    """With the size and the time of before."""
+    file = rng.choice(sorted(photos.rglob("*.png")))
+    status, content = file.stat(), bytearray(file.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES: dict[str, tuple[Callable[[Path, random.Random], object], str]] = {
+    "two classes swapped": (swap_classes, "a/0.png has other contents"),
+    "all replaced": (replace_all, "a/0.png has other contents"),
+    "two renamed": (rename_some, ".png is now called "),
+    "one added": (lambda photos, rng: picture(1).save(photos / "b" / "new.png"), "b/new.png is new"),
+    "a bit flipped": (flip_a_bit, ".png has other contents"),
+    "one lost": (lambda photos, rng: rng.choice(sorted(photos.rglob("*.png"))).unlink(), ".png is missing"),
+}
+
+
+def class_without_text(shop: Workshop, trials: int, rng: random.Random) -> int:
+    """A class folder whose name is no UTF-8: refused before anything is trained."""
+    for _ in range(trials):
+        run, photos = shop.new(), shop.new("photos")
+        shutil.copytree(shop.photos, photos)
+        strange = os.fsencode(photos) + b"/caf" + bytes([rng.randrange(0x80, 0x100)])
+        (photos / "b").rename(os.fsdecode(strange))
+        config = shop.write_config("strange.yaml", {"source": str(photos)})
+        refused(shop.call(shop.command("run", run, config)), "the name of the class folder caf\\x", "is not UTF-8")
+        assert not run.exists()
+        Path(os.fsdecode(strange)).rename(photos / "b")
+        shop.goes_on("run", run, config)
+    return trials
+
+
+def endless_files(shop: Workshop, trials: int, rng: random.Random) -> int:
+    """Pipes, devices and links in circles among the images, with little memory: named, and the job is done without them."""
+    for _ in range(trials):
+        photos, whole, run = shop.new("photos"), shop.new(), shop.new()
+        shutil.copytree(shop.photos, photos)
+        for name in ("a", "b", "c"):
+            os.mkfifo(photos / name / "pipe.png")
+            (photos / name / "zero.png").symlink_to("/dev/zero")
+            (photos / name / "random.jpg").symlink_to("/dev/urandom")
+            (photos / name / "up").symlink_to("..")
+        config = shop.write_config("endless.yaml", {"source": str(photos)})
+        for target in (whole, run):
+            process = shop.start(shop.command("run", target, config), partial(limit_memory, 1000))
+            if target is run:
+                pause(process, rng.uniform(0, shop.finished("run")[1]))
+                process.kill()
+            code, told = process.wait()
+            assert target is run or code == 0, told
+        assert "zero.png" in (whole / "log.txt").read_text()
+        shop.goes_on("run", run, config, whole)
+    return trials
+
+
+def tested_on_training(shop: Workshop, trials: int, rng: random.Random) -> int:
+    """A test set of training images: no accuracy is shown as a result, in no file without the reason beside it."""
+    for _ in range(trials):
+        photos, run = shop.new("photos"), shop.new()
+        for part in ("train", "test"):
+            shutil.copytree(shop.photos, photos / part)
+        config = shop.write_config("tainted.yaml", {"source": str(photos)})
+        code, told = shop.call(shop.command("run", run, config))
+        assert code == 0, told
+        for name in ("test.json", "export.json"):
+            found = json.loads((run / "models" / "macs-60K" / name).read_text())
+            assert found["withheld"], found
+            assert found["caveats"][0].startswith("60 of 60 test images are exact copies"), found
+        assert json.loads((run / "arch.json").read_text())["test_withheld"]
+        assert "its test accuracy is withheld" in (run / "report.html").read_text()
+    return trials
+
+
+def run_among_images(shop: Workshop, trials: int, rng: random.Random) -> int:
+    """A run directory inside of the images, by its name or through a link: refused, and nothing is written there."""
+    before = sorted(shop.photos.rglob("*"))
+    for trial in range(trials):
+        place = (shop.photos / "run", shop.photos / "a" / "run", shop.new("link") / "run")[trial % 3]
+        if trial % 3 == 2:
+            place.parent.symlink_to(shop.photos)
+        stage = ("train", "run")[trial % 2]
+        refused(shop.call(shop.command(stage, place)), "lies inside of --data")
+        assert sorted(shop.photos.rglob("*")) == before
+    shop.goes_on("train", shop.new())
     return trials
 
 
@@ -410,6 +538,11 @@ FAULTS: dict[str, tuple[Callable[[Workshop, int, random.Random], int], int]] = {
     "read-only run directory": (read_only, 5),
     "checkpoint cut or bit-flipped": (damage, 8),
     "image of the data set deleted": (lost_image, 3),
+    "images changed between two commands": (changed_images, 12),
+    "class whose name is no UTF-8": (class_without_text, 1),
+    "pipes and devices among the images": (endless_files, 2),
+    "test set of training images": (tested_on_training, 1),
+    "run directory among the images": (run_among_images, 3),
     "two processes on one run": (two_at_once, 5),
     "clock jumps": (clock_jumps, 5),
     "out of memory (CPU)": (out_of_memory, 1),
@@ -422,6 +555,8 @@ FEW = {  # of the normal suite: trials
     "full disk (ENOSPC at the system call)": 2,
     "limit on the size of files": 1,
     "checkpoint cut or bit-flipped": 1,
+    "images changed between two commands": 2,
+    "run directory among the images": 2,
     "two processes on one run": 1,
     "clock jumps": 1,
     "out of memory (GPU, injected)": 1,

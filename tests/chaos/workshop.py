@@ -38,7 +38,7 @@ from tests.test_training import SETTINGS, tiny_space
 
 FLOPS = "60K"
 NAME = f"macs-{FLOPS}"
-CLOCKS = WALL_CLOCK | {"metrics_length", "latency_ms", "checkpoint_minutes"}
+CLOCKS = WALL_CLOCK | {"metrics_length", "latency_ms", "checkpoint_minutes", "changed_ns"}
 PATIENCE = 120  # seconds after which a process counts as hanging
 
 

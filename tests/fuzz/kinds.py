@@ -56,7 +56,8 @@ FILES = {
     "test": Kind(RETRAIN, (f"models/{NAME}/test.json",)),
     "retrain": Kind(RETRAIN, (f"models/{NAME}/retrain.json",)),
     "top": Kind((*RETRAIN, "--top", "2", "--name", "top"), ("models/top/top.json",)),
-    "data": Kind(("search", "{run}", "--flops", "50K"), ("data.json",)),
+    "data": Kind(("search", "{run}", "--flops", "50K"), ("data.json",), ("data.jsonl",)),  # of an older version
+    "manifest": Kind(("search", "{run}", "--flops", "50K"), ("data.jsonl",)),
     "state": Kind(("search", "{run}", "--flops", "50K"), ("supernet",)),
     "continued": Kind(("train", "{run}/tiny.yaml", "--out", "{run}"), ("supernet",)),
     "retrain-state": Kind((*RETRAIN, "--name", "again"), ("models/again/checkpoints",)),

@@ -323,7 +323,7 @@ def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]
         "top": (top,),
         "export": (export,),
         "pool": (json.loads((run / "supernet" / "pool.json").read_text()),),
-        "data": (json.loads((run / "data.json").read_text()),),
+        "data": ({"schema_version": 1, "classes": 3, "train": 42, "val": 12, "digest": "0" * 16},),
         "state": (state,),
         "retrain-state": (
             {
@@ -374,6 +374,15 @@ def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]
             f"mutant-{number:02d}.jsonl",
             b"".join(json.dumps(mutate(r, rng)).encode() + b"\n" for r in rows),
         )
+    lines = (run / "data.jsonl").read_bytes()
+    for name, text in TEXTS.items():
+        yield "manifest", f"{name}.jsonl", text + b"\n"
+    for number in range(20):
+        head, *rows = [json.loads(line) for line in lines.splitlines()]
+        row = rng.randrange(len(rows))
+        head, rows[row] = (mutate(head, rng), rows[row]) if number % 2 else (head, mutate(rows[row], rng))
+        changed = b"".join(json.dumps(one).encode() + b"\n" for one in (head, *rows))
+        yield "manifest", f"mutant-{number:02d}.jsonl", changed if number % 3 else spoiled(lines, rng)
     for name, content in pickles().items():
         yield "model", f"pickle-{name}.safetensors", content
         yield "weights", f"pickle-{name}.pth", content

@@ -1,0 +1,41 @@
+"""The classification loss of supernets and of single networks, and the weights that balance classes."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def classification_loss(
+    logits: Tensor, targets: Tensor, class_weights: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return the mean cross-entropy of a batch, in which every image counts by the weight of its class.
+
+    Targets are labels (n,), or the shares of each class (n, classes) that mixup makes. A weight says how much an image counts,
+    never which answer is right: labels are smoothed without weights. PyTorch's weighted cross-entropy multiplies each smoothed
+    share by the weight of its class, so that for a common class the best answer becomes the rarest one.
+
+    The mean is over images, not over weights. The weights have a mean of 1 over the training set (`balanced_weights`), and a
+    denominator that followed the batch would cancel most of them: a batch without a rare image would count as much as one
+    with it.
+    """
+    if class_weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+    return (losses * image_weights(targets, class_weights).to(losses.dtype)).mean()
+
+
+def image_weights(targets: Tensor, class_weights: Tensor) -> Tensor:
+    """Return the weight of each image: that of its class, or the mean over its shares of several classes."""
+    if targets.is_floating_point():
+        return targets @ class_weights.to(targets.dtype)
+    return class_weights[targets]
+
+
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """Return a weight for each class with which all classes that are present count alike.
+
+    Over the images with these labels the weights have a mean of 1, so a weighted mean is a plain mean over classes. A class
+    without images has the weight 0.
+    """
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0).float()

@@ -1,0 +1,107 @@
+"""What a search evaluates in which generation, from which stream, and what it counts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from greedynas import Budget, evolution, load_space, search
+from greedynas.evolution import (
+    Found,
+    Task,
+    evolutionary_search,
+    initial_population,
+    make_new_population,
+    make_task,
+    random_search,
+    search_steps,
+)
+
+MACRO = load_space("macro")
+SEARCHERS = ("evolution", "random")
+
+
+def smooth(paths):
+    return [sum(path) / 16 for path in paths]
+
+
+def generations(found):
+    return np.bincount([entry.generation for entry in found]).tolist()
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_the_papers_search_evaluates_50_paths_in_each_of_20_generations(searcher):
+    result = search(MACRO, smooth, searcher=searcher)
+    assert generations(result.found) == [50] * 20
+    assert len({entry.path for entry in result.found}) == 1000
+    task = make_task(MACRO, Budget())
+    function = evolutionary_search if searcher == "evolution" else random_search
+    *_, alone = function(task, smooth)
+    assert alone.found == result.found == search(MACRO, smooth, searcher=searcher, seed=0).found
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_a_search_step_by_step(searcher):
+    def steps(seed=0, earlier=(), evaluate=smooth):
+        return search_steps(make_task(MACRO, Budget()), evaluate, searcher, (), 10, 3, seed, earlier)
+
+    sizes = [len(result.found) for result in steps()]
+    assert sizes == [10, 20, 30]
+    *_, whole = steps(4)
+    *_, other = steps(5)
+    assert generations(whole.found) == [10, 10, 10]
+    assert whole.found != other.found
+
+    asked = []
+    *_, resumed = steps(4, whole.found[:20], lambda paths: asked.extend(paths) or smooth(paths))
+    assert resumed.found == whole.found
+    assert asked == [entry.path for entry in whole.found[20:]]
+
+
+def test_the_last_generation_of_a_random_search_may_be_smaller():
+    task = make_task(MACRO, Budget())
+    assert [len(result.found) for result in random_search(task, smooth, paths=25, step=10)] == [10, 20, 25]
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_every_generation_has_a_stream_of_its_own(searcher, monkeypatch):
+    drawn, real = [], evolution.stream
+    monkeypatch.setattr(evolution, "stream", lambda *key: drawn.append(key) or real(*key))
+    search(MACRO, smooth, searcher=searcher, population_size=6, generations=4, seed=7)
+    assert drawn == [(7, "search", generation) for generation in range(4)]
+
+
+class Counting(Task):
+    """Counts the paths that it finds to violate a limit."""
+
+    violations = 0
+
+    def feasible(self, paths):
+        fits = super().feasible(paths)
+        Counting.violations += int((~fits).sum())
+        return fits
+
+
+def test_offspring_that_violate_a_limit_are_counted():
+    plain = make_task(MACRO, Budget(max_macs=45_000_000))
+    task = Counting(plain.space, plain.budget, plain.objectives, plain.tables)
+    assert task.additive == plain.additive == 0
+    rng = np.random.default_rng(0)
+    start, _ = initial_population(task, (), 20, rng)
+    population = [Found(path, accuracy, 0) for path, accuracy in zip(start, smooth(start), strict=True)]
+    assert Counting.violations == 0
+    _, ditched = make_new_population(task, population, set(start), 20, rng)
+    assert ditched == Counting.violations > 1
+
+    Counting.violations = 0
+    counts = []
+    for result in evolutionary_search(task, smooth, population_size=20, generations=5):
+        assert result.ditched == Counting.violations
+        counts.append(result.ditched)
+    assert counts[0] == 0
+    assert all(before < after for before, after in pairwise(counts))
+
+
+def test_random_search_violates_nothing_and_knows_no_pool():
+    result = search(MACRO, smooth, Budget(max_macs=45_000_000), searcher="random", generations=2)
+    assert (result.ditched, result.from_pool) == (0, 0)
