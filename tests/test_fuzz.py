@@ -79,7 +79,7 @@ def test_malformed_input_is_one_line(kind, base, photos, greedynas, tmp_path, mo
     image = next(photos.rglob("*.png"))
     outside = content(tmp_path)
     for name, how, file, word in cases():
-        if not name.startswith(f"{kind}/"):
+        if not name.startswith(f"{kind}/") or "/new-" in name:  # `make fuzz` repeats those, too
             continue
         run = shutil.copytree(base, tmp_path / "run")
         data = b"" if file is None else file.read_bytes()
