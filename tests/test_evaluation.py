@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from greedynas import GreedyNASError, Supernet, evaluate_paths, load_space
-from greedynas.evaluation import BN_MODES
+from greedynas.evaluation import BN_MODES, evaluate_batches, interleaved
 from tests.strategies import paths_of, spaces
 from tests.test_supernet import with_lively_statistics
 
@@ -131,6 +131,41 @@ def test_correctness_by_image():
         assert (result.correct == expected).all()
         np.testing.assert_allclose(result.accuracies, expected.mean(1))
     assert evaluate_paths(net, paths, images, labels).correct is None
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "expected"),
+    [(7, 1, 3), (7, 2, 3), (7, 3, 2), (7, 7, 1), (7, 100, 1), (8, 3, 3), (2, 1, 1), (1, 1, 1), (1000, 300, 3)],
+)
+def test_chunks_have_nearly_the_size_asked_for_and_at_least_two_images(images, size, expected):
+    chunks = interleaved(images, size)
+    assert len(chunks) == expected
+    assert sorted(np.concatenate(chunks)) == list(range(images))
+    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
+    assert all((np.diff(chunk) == expected).all() for chunk in chunks)
+
+
+def test_one_image_is_enough_with_running_statistics():
+    net = with_lively_statistics(Supernet("fashion"))
+    image = torch.randn(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    result = evaluate_paths(net, [(1,) * 7], image, torch.tensor([3]), "running")
+    loss, _ = one_at_a_time(net, (1,) * 7, image, torch.tensor([3]), "running", 1, None)
+    assert result.losses[0] == pytest.approx(loss, rel=1e-4)
+    batches = [(image, torch.tensor([3]))]
+    assert evaluate_batches(net, [(1,) * 7], batches, "running").correct is None
+
+
+def test_precision_is_that_of_the_computation():
+    net = with_lively_statistics(Supernet("fashion"))
+    images, labels = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+    losses = {
+        p: evaluate_paths(net, [(1,) * 7], images, labels, "running", precision=p).losses for p in ("fp32", "bf16")
+    }
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = net.subnet((1,) * 7).eval()(images)
+    assert logits.dtype == torch.bfloat16
+    assert losses["bf16"][0] == pytest.approx(F.cross_entropy(logits.float(), labels).item(), rel=1e-6)
+    assert losses["fp32"][0] != pytest.approx(losses["bf16"][0], rel=1e-6)
 
 
 def test_wrong_inputs():
