@@ -54,14 +54,19 @@ def names_a_folder(source: str) -> bool:
     return source not in ("", "fashion") and not (name and kind in ("torch", *PACKAGES))
 
 
+def at_home(path: str) -> Path:
+    """Return a path with the home directory in the place of `~`; one of a user that does not exist stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises for such a user)
+
+
 def located(source: str, root: str | None) -> tuple[str, str | None]:
     """Return `data.source` and `data.root` as they mean the same from every directory."""
     if names_a_folder(source):
-        folder = Path(source).expanduser()
+        folder = at_home(source)
         return (os.path.abspath(folder) if folder.is_dir() else source), root  # noqa: PTH100 (links stay links)
     if root is None and source.partition("/")[0] in ("torch", "wds"):
         root = DEFAULT_ROOT
-    return source, root if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
+    return source, root if root is None else os.path.abspath(at_home(root))  # noqa: PTH100
 
 
 def read_splits(source: str, root: str | None, download: bool, in_memory: InMemory) -> Splits:
@@ -79,7 +84,7 @@ def read_splits(source: str, root: str | None, download: bool, in_memory: InMemo
             return _webdataset(source, name, root or DEFAULT_ROOT, in_memory)
         return _tfds(source, name, root, download, in_memory) if kind == "tfds" else _hf(source, root, in_memory)
     with _one_line(f"cannot read {source}", f"give {FORMS}"):
-        folder = Path(source).expanduser()
+        folder = at_home(source)
         if source and folder.is_dir():
             return _folder(folder, in_memory.refuse_unreadable)
         if source and folder.exists():

@@ -15,7 +15,7 @@ from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
 from greedynas.memory import telling_what_fits, training_trial
 from greedynas.ratio import BUSY, plausible
-from greedynas.reading import FORMS, names_a_folder
+from greedynas.reading import FORMS, at_home, names_a_folder
 from greedynas.runs import Run, logger, versions
 from greedynas.sampling import fair_paths
 from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
@@ -106,7 +106,7 @@ def read_data(config: Config, device: torch.device, folder: Path | None = None) 
 
 def refuse_nesting(source: str, folder: Path) -> None:
     """Refuse a run directory among the images, where its files would be taken for some, and images inside of one."""
-    if not names_a_folder(source) or not (images := Path(source).expanduser()).is_dir():
+    if not names_a_folder(source) or not (images := at_home(source)).is_dir():
         return
     images, run = images.resolve(), folder.resolve()
     if run.is_relative_to(images):
@@ -117,7 +117,7 @@ def refuse_nesting(source: str, folder: Path) -> None:
 
 def refuse_moved(source: str, folder: Path) -> None:
     """Say what to do where the images of a run are not in their place any more."""
-    if names_a_folder(source) and (folder / "config.yaml").is_file() and not Path(source).expanduser().exists():
+    if names_a_folder(source) and (folder / "config.yaml").is_file() and not at_home(source).exists():
         raise GreedyNASError(
             f"the images of {folder} are not in {source}: bring them back, or give its train (or run) command again with "
             "--data and the place where they are now (search, retrain and export take --data too)"

@@ -309,6 +309,8 @@ def targets(run: Path, exported: Path) -> list[Target]:
     found += [Target(kind, of_file(whole, _yaml, kept[kind]), ".yaml") for kind, whole in yamls.items()]
     found.append(Target("model", weights((run / MODEL).read_bytes(), card) | spoiled(kept["model"]), ".safetensors"))
     found.append(Target("onnx", networks(exported.read_bytes(), card) | spoiled(kept["onnx"]), ".onnx"))
+    lines = [(run / "data.jsonl").read_bytes(), *kept["manifest"]]
+    found.append(Target("manifest", spoiled([one for one in lines if one and len(one) <= LONGEST]), ".jsonl"))
     found += [Target(f"words/{kind}", words(kind)) for kind in WORDS]
     return found
 

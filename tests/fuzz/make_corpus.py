@@ -3,7 +3,7 @@
     python -m tests.fuzz.make_corpus
 
 What a command accepts is not malformed and is left out; what makes it crash or hang is kept, and told. Run it again when a
-format changes: it is seeded, and replaces what is there.
+format changes: it is seeded, and replaces what it made before. What `python -m tests.fuzz` has found or kept stays.
 """
 
 import contextlib
@@ -431,10 +431,17 @@ def refused_well(code: int, told: str) -> bool:
     return code == 2 and lines[-1].startswith("error: ") and all(line.startswith("warning: ") for line in lines[:-1])
 
 
+def _clear() -> None:
+    """Remove what is made here; what the fuzzer has found or kept stays."""
+    for file in CORPUS.glob("*/*"):
+        if file.is_file() and file.parent.name != "words" and not file.name.startswith(("found-", "new-")):
+            file.unlink()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rng = random.Random(7)
-    shutil.rmtree(CORPUS, ignore_errors=True)
+    _clear()
     kept: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
@@ -456,10 +463,11 @@ def main() -> None:
                 (CORPUS / kind).mkdir(parents=True, exist_ok=True)
                 (CORPUS / kind / name).write_bytes(content.replace(bytes(photos), b"photos"))
                 kept[kind] = kept.get(kind, 0) + 1
-        (CORPUS / "words").mkdir(parents=True)
+        (CORPUS / "words").mkdir(parents=True, exist_ok=True)
         for kind, words in WORD_LISTS.items():
             refused = []
-            for word in words:
+            there = CORPUS / "words" / f"{kind}.json"
+            for word in dict.fromkeys([*words, *(json.loads(there.read_text("utf-8")) if there.exists() else ())]):
                 run = folder / "work"
                 shutil.rmtree(run, ignore_errors=True)
                 shutil.copytree(base, run)
