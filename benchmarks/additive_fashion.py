@@ -22,11 +22,11 @@ import torch
 from demo_vs_random import train
 from rich.console import Console
 
-from greedynas.additive import blended
-from greedynas.config import load_config
-from greedynas.paths import OpPath, canonical, compact
-from greedynas.runs import Run
-from greedynas.streams import stream
+from greedynas.experimental.additive import blended
+from greedynas.jobs.resolving import load_config
+from greedynas.runtime.rng import stream
+from greedynas.spaces.paths import OpPath, canonical, compact
+from greedynas.stages.run import Run
 from greedynas.studies.correlations import rank_correlations
 from greedynas.studies.supernets import rank_paths, train_in
 

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from greedynas import Supernet
-from greedynas.config import load_config
-from greedynas.data import DataSettings, open_data
-from greedynas.runs import Run
-from greedynas.stages import choose_precisions
-from greedynas.streams import torch_stream
-from greedynas.telemetry import Checkpointing
-from greedynas.training import train_supernet
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.greedy.training import train_supernet
+from greedynas.jobs.resolving import load_config
+from greedynas.rundir.checkpointing import Checkpointing
+from greedynas.runtime.rng import torch_stream
+from greedynas.stages.run import Run, choose_precisions
 
 WORK = {
     "demo": ("fashion", {}, 1),

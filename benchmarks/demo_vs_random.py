@@ -19,15 +19,14 @@ from typing import Any
 
 import torch
 
-from greedynas.accuracy import predict_logits, top_accuracy
-from greedynas.budget import Budget, parse_count
-from greedynas.fitting import retrain
-from greedynas.network import build_network
-from greedynas.paths import OpPath, canonical, compact
-from greedynas.recipes import make_recipe
-from greedynas.runs import read_run_config
-from greedynas.stages import read_data
-from greedynas.streams import stream, torch_stream
+from greedynas.models.network import build_network
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.spaces.budget import Budget, parse_count
+from greedynas.spaces.paths import OpPath, canonical, compact
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.run import read_data, read_run_config
+from greedynas.stages.testing import predict_logits, top_accuracy
 
 FLOPS = "500K"  # the demo's budget when this was recorded; demo_worth.py has the record of today's
 

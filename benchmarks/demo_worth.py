@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from greedynas.budget import parse_count
-from greedynas.demo import FLOPS, run_demo
-from greedynas.paths import canonical
+from greedynas.jobs.demo import FLOPS, run_demo
 from greedynas.reporting.facts import read_facts
 from greedynas.reporting.worth import difference_error
-from greedynas.runs import read_run_config
-from greedynas.space import Space
+from greedynas.spaces.budget import parse_count
+from greedynas.spaces.paths import canonical
+from greedynas.spaces.space import Space
+from greedynas.stages.run import read_run_config
 
 BUDGETS = range(500_000, 1_000_001, 100_000)
 

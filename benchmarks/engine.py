@@ -22,12 +22,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from greedynas.blocks import MBConv, initialise
-from greedynas.evaluation import bn_mode
 from greedynas.gpu import engine
-from greedynas.ops import parse_op
-from greedynas.space import load_space
-from greedynas.supernet import Supernet
+from greedynas.models.batchnorm import bn_mode
+from greedynas.models.blocks import MBConv, initialise
+from greedynas.models.engine import warm_up
+from greedynas.models.supernet import Supernet
+from greedynas.spaces.ops import parse_op
+from greedynas.spaces.space import load_space
 
 DEVICE = torch.device("cuda")
 RESULTS: dict = {}
@@ -142,32 +143,32 @@ KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "project'", "d
 
 def kernels_of(i, o, s, size, e, k, batch):
     """The kernels of a block in their order: bytes of the tensors that one has to move, and the call."""
-    from greedynas.gpu import depthwise, depthwise_backward, kernels, pointwise, pointwise_backward
+    from greedynas.gpu.kernels import depthwise, depthwise_backward, norms, pointwise, pointwise_backward
 
     block = randomise(MBConv(i, o, s, e, k, False, "relu"))
     x = torch.randn(batch, size, size, i, device=DEVICE).bfloat16()
     w1, w2 = engine._matrix(block.expand.conv, x), engine._matrix(block.project.conv, x)
     weight1, weight2, wd = (part.conv.weight.detach() for part in (block.expand, block.project, block.depthwise))
     a, part = pointwise.forward(x, w1)
-    v1 = kernels.finish_norm(block.expand.norm, part)
+    v1 = norms.finish_norm(block.expand.norm, part)
     b, part = depthwise.forward(a, wd, s, v1, "relu")
-    v2 = kernels.finish_norm(block.depthwise.norm, part)
+    v2 = norms.finish_norm(block.depthwise.norm, part)
     d, part = pointwise.forward(b, w2, v2, "relu")
-    v3 = kernels.finish_norm(block.project.norm, part)
+    v3 = norms.finish_norm(block.project.norm, part)
     g = torch.randn_like(d)
-    coef3, _, _ = kernels.finish_gradient(v3, kernels.gradient_sums(g, d, v3), d.numel() // o, True)
+    coef3, _, _ = norms.finish_gradient(v3, norms.gradient_sums(g, d, v3), d.numel() // o, True)
     gb, part, _ = pointwise_backward.narrowing(g, d, coef3, w2, weight2, b, v2, "relu")
-    coef2, _, _ = kernels.finish_gradient(v2, part, d.numel() // o, True)
+    coef2, _, _ = norms.finish_gradient(v2, part, d.numel() // o, True)
     ga, part, _ = depthwise_backward.backward(gb, b, coef2, a, wd, s, v1, "relu")
-    coef1, _, _ = kernels.finish_gradient(v1, part, x.numel() // i, True)
+    coef1, _, _ = norms.finish_gradient(v1, part, x.numel() // i, True)
     X, A, B, D = x.nbytes, a.nbytes, b.nbytes, d.nbytes
     residual = x if i == o and s == 1 else None
     calls = (
         (X + A, lambda: pointwise.forward(x, w1)),
         (A + B, lambda: depthwise.forward(a, wd, s, v1, "relu")),
         (B + D, lambda: pointwise.forward(b, w2, v2, "relu")),
-        (2 * D + X * (residual is not None), lambda: kernels.normalise(d, v3, residual)),
-        (2 * D, lambda: kernels.gradient_sums(g, d, v3)),
+        (2 * D + X * (residual is not None), lambda: norms.normalise(d, v3, residual)),
+        (2 * D, lambda: norms.gradient_sums(g, d, v3)),
         (2 * B + 2 * D, lambda: pointwise_backward.narrowing(g, d, coef3, w2, weight2, b, v2, "relu")),
         (2 * B + 2 * A, lambda: depthwise_backward.backward(gb, b, coef2, a, wd, s, v1, "relu")),
         (2 * A + 3 * X, lambda: pointwise_backward.widening(ga, a, coef1, w1, weight1, x, x)),
@@ -396,7 +397,7 @@ def compiled(spaces, batch):
 def warm(spaces, batch):
     for name in spaces:
         start = time.perf_counter()
-        engine.warm_up(load_space(name), batch, DEVICE)
+        warm_up(load_space(name), batch, DEVICE)
         took = time.perf_counter() - start
         RESULTS.setdefault("warm_up_s", {})[name] = took
         print(f"warm_up({name}): {took:.1f} s", flush=True)

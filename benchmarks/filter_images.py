@@ -25,12 +25,13 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.config import Config, load_config
-from greedynas.schedule import PAPER_RATIO
-from greedynas.stages import train_stage
-from greedynas.streams import stream
+from greedynas.greedy.schedule import PAPER_RATIO
+from greedynas.jobs.resolving import load_config
+from greedynas.runtime.rng import stream
+from greedynas.settings.schema import Config
+from greedynas.stages.train import train_stage
 from greedynas.studies.correlations import rank_correlations
-from greedynas.studies.ranking import random_paths
+from greedynas.studies.ranking.run import random_paths
 from greedynas.studies.supernets import Trained, load_trained, rank_paths, shared_data
 
 COUNTS = (4, 8, 16, 32, 64, 100, 200, 400)

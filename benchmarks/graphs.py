@@ -24,14 +24,17 @@ import numpy as np
 import torch
 from scipy import stats
 
-from greedynas.config import load_config
-from greedynas.data import DataSettings, open_data
-from greedynas.evaluation import evaluate_paths
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
 from greedynas.gpu import engine
-from greedynas.sampling import fair_paths
-from greedynas.streams import stream, torch_stream
-from greedynas.supernet import Supernet
-from greedynas.training import TrainingStep, make_optimizer, train_supernet
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.training import train_supernet
+from greedynas.jobs.resolving import load_config
+from greedynas.models.engine import warm_up
+from greedynas.models.supernet import Supernet
+from greedynas.runtime.rng import stream, torch_stream
 
 DEVICE = torch.device("cuda")
 BATCH = 256
@@ -190,7 +193,7 @@ def record_all(config: Any, data: Any, arguments: Any) -> dict[str, Any]:
             record[name] = repr(error)[:400]
         print(f"{name} ({time.perf_counter() - start:.1f} s): {record[name]}", flush=True)
 
-    part("compiling_s", lambda: _clocked(lambda: engine.warm_up(config.space, BATCH)))
+    part("compiling_s", lambda: _clocked(lambda: warm_up(config.space, BATCH)))
     command = [sys.executable, __file__, "--data", arguments.data, "--memory"]
     part("memory", lambda: json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
     part("synchronisations", lambda: synchronisations(config, data))

@@ -10,9 +10,9 @@ sys.path.insert(0, "benchmarks")
 import graphs as G
 from scipy import stats
 
-from greedynas.config import load_config
-from greedynas.evaluation import evaluate_paths
 from greedynas.gpu import engine
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.jobs.resolving import load_config
 
 config = load_config("cifar10")
 net = G.fresh(config)

@@ -6,13 +6,13 @@ import time
 import numpy as np
 import torch
 
-from greedynas.config import load_config
-from greedynas.data import open_data
-from greedynas.evaluation import evaluate_paths
+from greedynas.data.datasets import open_data
 from greedynas.gpu import engine
-from greedynas.streams import stream, torch_stream
-from greedynas.supernet import Supernet
-from greedynas.training import train_supernet
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.training import train_supernet
+from greedynas.jobs.resolving import load_config
+from greedynas.models.supernet import Supernet
+from greedynas.runtime.rng import stream, torch_stream
 
 torch.set_num_threads(1)
 dev = torch.device("cuda")

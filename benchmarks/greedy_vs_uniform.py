@@ -26,15 +26,16 @@ import numpy as np
 import torch
 from scipy import stats
 
-from greedynas.config import load_config, parse_assignments
-from greedynas.data import open_data
-from greedynas.evaluation import evaluate_paths
-from greedynas.schedule import Schedule, corrected_images
-from greedynas.stages import choose_precisions
-from greedynas.streams import stream, torch_stream
+from greedynas.data.datasets import open_data
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.schedule import Schedule, corrected_images
+from greedynas.greedy.training import train_supernet
+from greedynas.jobs.resolving import load_config
+from greedynas.models.supernet import Supernet
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.loading import parse_assignments
+from greedynas.stages.run import choose_precisions
 from greedynas.studies.correlations import mean_interval
-from greedynas.supernet import Supernet
-from greedynas.training import train_supernet
 
 PATHS, BEST = 300, 20
 SCORED_TOGETHER = 250  # images that share BatchNorm statistics when paths are scored

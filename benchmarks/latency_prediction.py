@@ -19,10 +19,10 @@ import torch
 from scipy import stats
 
 from greedynas import build_network, load_space, measure_latency
-from greedynas.paths import OpPath, canonical, compact
-from greedynas.space import Space
-from greedynas.streams import stream
-from greedynas.timing import export_onnx, onnx_runner, quietest, take_turns
+from greedynas.deploy.latency_measurement import export_onnx, onnx_runner, quietest, take_turns
+from greedynas.runtime.rng import stream
+from greedynas.spaces.paths import OpPath, canonical, compact
+from greedynas.spaces.space import Space
 
 PATHS = 20
 

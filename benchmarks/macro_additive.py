@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from macro_groups import Numbers, accuracies_in, late_mean, tau
 
-from greedynas.additive import blended
-from greedynas.budget import Budget
-from greedynas.space import load_space
-from greedynas.studies.macro import ranked_paths
+from greedynas.experimental.additive import blended
+from greedynas.spaces.budget import Budget
+from greedynas.spaces.space import load_space
+from greedynas.studies.macro.run import ranked_paths
 from greedynas.studies.truth import Truth, read_truth
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def rows_of(scores: Numbers, truth: Truth) -> list[tuple[float, float]]:
 
 def searched(truth: Truth) -> None:
     """The true accuracy of what a search finds, by share."""
-    from greedynas.evolution import search  # where pymoo is
+    from greedynas.greedy.search import search  # where pymoo is
 
     places = {tuple(path): i for i, path in enumerate(truth.paths.tolist())}
     files = sorted(HERE.glob("macro_*split/parts/greedy*.npz"))

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from macro_groups import Numbers, accuracies_in, late_mean, tau
 
-from greedynas.space import load_space
-from greedynas.studies.macro import ranked_paths
+from greedynas.spaces.space import load_space
+from greedynas.studies.macro.run import ranked_paths
 from greedynas.studies.truth import Truth, read_truth
 
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, norm, rankdata
 
-from greedynas.space import load_space
-from greedynas.studies.macro import ranked_paths
+from greedynas.spaces.space import load_space
+from greedynas.studies.macro.run import ranked_paths
 from greedynas.studies.truth import Truth, read_truth
 
 Numbers = NDArray[np.floating[Any]]

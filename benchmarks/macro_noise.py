@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from greedynas.additive import blended
-from greedynas.space import load_space
+from greedynas.experimental.additive import blended
+from greedynas.spaces.space import load_space
 from greedynas.studies.truth import Truth, read_truth
 
 RECORD = Path(__file__).parent / "macro_record" / "parts"

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from macro_groups import FIRST, Numbers, accuracies_in, late_mean, normal_scores, tau
 
-from greedynas.space import load_space
-from greedynas.studies.macro import ranked_paths
+from greedynas.spaces.space import load_space
+from greedynas.studies.macro.run import ranked_paths
 from greedynas.studies.truth import Truth, read_truth
 
 HEADER = f"{'':58s}   tau   add  within  " + " ".join(f"{i},{i + 1}".rjust(5) for i in range(1, 8))

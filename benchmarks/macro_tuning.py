@@ -32,22 +32,24 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
-from greedynas import evaluation, sampling, supernet
-from greedynas.blocks import initialise
-from greedynas.config import Config, load_config
-from greedynas.gpu import engine
-from greedynas.paths import OpPath, canonical, parse_path
-from greedynas.runs import read_checkpoint
-from greedynas.sampling import sample_paths
-from greedynas.space import Space
-from greedynas.stages import choose_device, choose_precisions
-from greedynas.state import load_weights
-from greedynas.streams import stream
+from greedynas.greedy import evaluation, filtering
+from greedynas.greedy.filtering import sample_paths
+from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.jobs.resolving import load_config
+from greedynas.models import supernet
+from greedynas.models.blocks import initialise
+from greedynas.models.engine import prepare
+from greedynas.rundir.checkpoints import load_weights, read_checkpoint
+from greedynas.runtime.devices import choose_device
+from greedynas.runtime.rng import stream
+from greedynas.settings.schema import Config
+from greedynas.spaces.paths import OpPath, canonical, parse_path
+from greedynas.spaces.space import Space
+from greedynas.stages.run import choose_precisions
 from greedynas.studies.correlations import best_of, rank_correlations
-from greedynas.studies.macro import ranked_paths, train_and_rank, what_is_ranked
+from greedynas.studies.macro.run import ranked_paths, train_and_rank, what_is_ranked
 from greedynas.studies.supernets import Trained, checkpoints_of, load_trained, rank_paths
 from greedynas.studies.truth import read_truth
-from greedynas.training import TrainingStep, make_optimizer
 
 DRAWS = 3
 
@@ -56,7 +58,7 @@ def trial(job: dict[str, Any], source: str, truth_file: str, out: str) -> dict[s
     torch.set_num_threads(1)
     supernet.initialise = STARTS[job.get("init", "ours")]  # type: ignore[attr-defined]
     read_path = canonical_path if job.get("canonical") else parse_path
-    sampling.parse_path = evaluation.parse_path = read_path  # type: ignore[attr-defined]
+    filtering.parse_path = evaluation.parse_path = read_path  # type: ignore[attr-defined]
     config = load_config("cifar10", {**job["set"], "data.source": source, "seed": job["seed"]})
     part = {
         "config": config.model_dump(mode="json"),
@@ -119,7 +121,7 @@ def cooled_down(folder: Path, config: Config, part: dict[str, Any], steps: int, 
     precision = choose_precisions(config, choose_device(config.device))[0]
     step = TrainingStep(net, make_optimizer(net, settings), settings, None, precision)
     if precision == "bf16":
-        engine.prepare(net, settings.batch_size)
+        prepare(net, settings.batch_size)
     rng = stream(config.seed, "cool-down")
     epochs = (train.train_batches(epoch, settings.batch_size) for epoch in count(settings.max_epochs))
     for done, (batch, labels) in enumerate(islice(chain.from_iterable(epochs), steps)):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from greedynas.budget import Budget, parse_count
-from greedynas.evolution import search
-from greedynas.runs import Run
-from greedynas.searches import SupernetEvaluator, load_supernet
+from greedynas.greedy.search import search
+from greedynas.spaces.budget import Budget, parse_count
+from greedynas.stages.run import Run
+from greedynas.stages.search import SupernetEvaluator, load_supernet
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from record_rankings import HERE, SEEDS, evaluated
 
 from greedynas import load_space
-from greedynas.additive import blended
+from greedynas.experimental.additive import blended
 from greedynas.studies.correlations import mean_interval, rank_correlations
 from greedynas.studies.truth import Truth, read_truth
 

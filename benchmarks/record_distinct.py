@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greedynas import load_space
-from greedynas.additive import additive_model
+from greedynas.experimental.additive import additive_model
 from greedynas.studies.correlations import best_of, mean_interval, rank_correlations
 from greedynas.studies.truth import Truth, read_truth
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from greedynas import load_space
-from greedynas.paths import OpPath
+from greedynas.spaces.paths import OpPath
 from greedynas.studies.correlations import mean_interval, rank_correlations
 from greedynas.studies.truth import read_truth
 

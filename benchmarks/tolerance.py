@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from greedynas.budget import Budget
-from greedynas.choosing import choose
-from greedynas.config import Config
-from greedynas.evolution import Found, Searched, make_task
-from greedynas.studies.comparisons import index_of
+from greedynas.greedy.choice import choose
+from greedynas.greedy.searchers.task import Found, Searched, make_task
+from greedynas.settings.schema import Config
+from greedynas.spaces.budget import Budget
+from greedynas.studies.contests import index_of
 from greedynas.studies.truth import find_truth, read_truth
 
 HERE = Path(__file__).parent

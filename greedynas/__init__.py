@@ -3,26 +3,26 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from greedynas.budget import Budget
-from greedynas.errors import GreedyNASError
-from greedynas.known import KnownNetwork, known_networks
-from greedynas.latency import LatencyTable, import_latency, load_latency_table
-from greedynas.paths import canonical, compact, op_names, parse_path
-from greedynas.pool import CandidatePool
-from greedynas.registration import register_with_timm
-from greedynas.sampling import filter_paths
-from greedynas.space import Fixed, Space, Stage, load_space, space_names
+from greedynas._version import __version__ as __version__
+from greedynas.deploy.latency_import import import_latency
+from greedynas.greedy.filtering import filter_paths
+from greedynas.greedy.pool import CandidatePool
+from greedynas.models.timm_hook import register_with_timm
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.spaces.budget import Budget
+from greedynas.spaces.latency import LatencyTable, load_latency_table
+from greedynas.spaces.paths import canonical, compact, op_names, parse_path
+from greedynas.spaces.space import Fixed, Space, Stage, load_space, space_names
+from greedynas.spaces.zoo import KnownNetwork, known_networks
 
 if TYPE_CHECKING:
-    from greedynas.evaluation import evaluate_paths
-    from greedynas.evolution import search
-    from greedynas.network import Network, build_network
-    from greedynas.supernet import Supernet
-    from greedynas.timing import measure_latency
-    from greedynas.trained import Card, load_network
-    from greedynas.training import train_supernet
-
-__version__ = "0.1.0"
+    from greedynas.deploy.latency_measurement import measure_latency
+    from greedynas.greedy.evaluation import evaluate_paths
+    from greedynas.greedy.search import search
+    from greedynas.greedy.training import train_supernet
+    from greedynas.models.model_file import Card, load_network
+    from greedynas.models.network import Network, build_network
+    from greedynas.models.supernet import Supernet
 
 __all__ = [
     "Budget",
@@ -56,15 +56,15 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for: `greedynas describe` answers at once.
 _LAZY = {
-    "Card": "trained",
-    "Network": "network",
-    "Supernet": "supernet",
-    "build_network": "network",
-    "evaluate_paths": "evaluation",
-    "load_network": "trained",
-    "measure_latency": "timing",
-    "search": "evolution",
-    "train_supernet": "training",
+    "Card": "models.model_file",
+    "Network": "models.network",
+    "Supernet": "models.supernet",
+    "build_network": "models.network",
+    "evaluate_paths": "greedy.evaluation",
+    "load_network": "models.model_file",
+    "measure_latency": "deploy.latency_measurement",
+    "search": "greedy.search",
+    "train_supernet": "greedy.training",
 }
 
 

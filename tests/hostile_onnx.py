@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from greedynas.trained import KEY
+from greedynas.models.model_file import KEY
 
 SIZE, CLASSES = 8, 3  # of `tests.test_trained.make_card`
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from greedynas.blocks import ConvNorm, MBConv, initialise
-from greedynas.evaluation import evaluate_paths
 from greedynas.gpu import engine
-from greedynas.space import Fixed, Space, Stage
-from greedynas.supernet import Supernet
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.models.blocks import ConvNorm, MBConv, initialise
+from greedynas.models.supernet import Supernet
+from greedynas.spaces.space import Fixed, Space, Stage
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)

@@ -12,7 +12,16 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs Triton's interpreter or a GPU", allow_module_level=True)
 
-from greedynas.gpu import depthwise, depthwise_backward, gating, kernels, pointwise, pointwise_backward, stem, weights  # noqa: E402
+from greedynas.gpu.kernels import (  # noqa: E402
+    depthwise,
+    depthwise_backward,
+    gating,
+    norms,
+    pointwise,
+    pointwise_backward,
+    stem,
+    weights,
+)
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
@@ -42,7 +51,7 @@ def close(value, reference, factor=1.0):
 
 
 def z_of(x, norm):
-    return x.double() * norm[kernels.SCALE].double() + norm[kernels.SHIFT].double()
+    return x.double() * norm[norms.SCALE].double() + norm[norms.SHIFT].double()
 
 
 def check_moments(part, values):
@@ -193,17 +202,17 @@ def test_batch_norm(rows, channels, act):
     yd = y.double().requires_grad_()
     wanted = ACTS[act](plain(yd[:, :, None, None])[:, :, 0, 0])
 
-    norm = kernels.finish_norm(ours, kernels.statistics(y))
-    close(kernels.normalise(y, norm, act=act), wanted)
-    close(kernels.normalise(y, norm, residual), z_of(y, norm) + residual)
+    norm = norms.finish_norm(ours, norms.statistics(y))
+    close(norms.normalise(y, norm, act=act), wanted)
+    close(norms.normalise(y, norm, residual), z_of(y, norm) + residual)
     close(ours.running_mean, plain.running_mean)
     close(ours.running_var, plain.running_var)
     assert ours.num_batches_tracked == 1
 
     g = random(rows, channels)
     wanted.backward(g.double())
-    coef, weight, bias = kernels.finish_gradient(norm, kernels.gradient_sums(g, y, norm, act), rows, True)
-    close(kernels.gradient_apply(g, y, norm, coef, act), yd.grad, 5)
+    coef, weight, bias = norms.finish_gradient(norm, norms.gradient_sums(g, y, norm, act), rows, True)
+    close(norms.gradient_apply(g, y, norm, coef, act), yd.grad, 5)
     close(weight, plain.weight.grad, 5)
     close(bias, plain.bias.grad, 5)
 
@@ -212,9 +221,9 @@ def test_statistics_of_values_far_from_zero():
     """Sums of plain squares would have nothing left of this variance."""
     norm = nn.BatchNorm2d(4, device=DEVICE)
     y = (torch.randn(500, 4, device=DEVICE, dtype=torch.float64) + 10000).to(torch.float32)
-    made = kernels.finish_norm(norm, kernels.statistics(y))
+    made = norms.finish_norm(norm, norms.statistics(y))
     wanted = 1 / (y.double().var(0, correction=0) + norm.eps).sqrt()
-    assert ((made[kernels.INVERSE] - wanted).abs() / wanted).max() < 1e-4
+    assert ((made[norms.INVERSE] - wanted).abs() / wanted).max() < 1e-4
 
 
 @pytest.mark.parametrize(("images", "pixels", "channels"), [(3, 5, 10), (2, 40, 70)])

@@ -13,14 +13,18 @@ from torch.nn import functional as F
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)
 
-from greedynas.blocks import ConvNorm, MBConv
-from greedynas.config import TrainSettings
-from greedynas.evaluation import _evaluate_chunk, bn_mode, shared_layers
-from greedynas.gpu import depthwise_whole, ends, engine, evaluation_graphs, graphs, products, recording, small
-from greedynas.images import View, _scale_and_shift
-from greedynas.space import Fixed, Space, Stage
-from greedynas.supernet import Supernet
-from greedynas.training import make_optimizer, train_step
+from greedynas.data.transforms import View, _scale_and_shift
+from greedynas.gpu import ends, engine, recording
+from greedynas.gpu.kernels import depthwise_whole, products, small
+from greedynas.greedy.evaluation import _evaluate_chunk, shared_layers
+from greedynas.greedy.graphs import evaluation as evaluation_graphs
+from greedynas.greedy.graphs import training
+from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.train_step import make_optimizer, train_step
+from greedynas.models.batchnorm import bn_mode
+from greedynas.models.blocks import ConvNorm, MBConv
+from greedynas.models.supernet import Supernet
+from greedynas.spaces.space import Fixed, Space, Stage
 from tests.interpreted_engine import compare, picture, randomised
 
 CPU = torch.device("cpu")
@@ -187,7 +191,7 @@ def test_recorded_training_is_plain_training(replayed, sampler, split):
         with engine.using("on" if recorded else "off"):
             if recorded:
                 before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-                step = graphs.GraphedTraining(net, optimizer, *batches[0], settings, weights, "fp32")
+                step = training.GraphedTraining(net, optimizer, *batches[0], settings, weights, "fp32")
                 assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
             else:
                 step = partial(train_step, net, optimizer, settings=settings, class_weights=weights, precision="fp32")

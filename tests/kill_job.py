@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from greedynas import job
-from greedynas.config import load_config
+from greedynas.jobs import job
+from greedynas.jobs.resolving import load_config
 from tests.kill_points import KILLED, Death, in_child, survival
 
 LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}

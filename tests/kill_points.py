@@ -23,9 +23,10 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from greedynas.config import load_config
-from greedynas.runs import versions
-from greedynas.stages import read_data, train_stage
+from greedynas.jobs.resolving import load_config
+from greedynas.rundir.run_directory import versions
+from greedynas.stages.run import read_data
+from greedynas.stages.train import train_stage
 
 KILLED = 9
 FUNCTIONS = ("fsync", "replace", "rename", "unlink", "mkdir")  # of os

@@ -19,10 +19,9 @@ import timm.scheduler  # noqa: F401 (here rather than in every child)
 import torch
 from rich.console import Console
 
-from greedynas.config import RetrainSettings
-from greedynas.retraining import retrain_stage
-from greedynas.runs import read_run_config
-from greedynas.stages import read_data
+from greedynas.settings.schema import RetrainSettings
+from greedynas.stages.retrain import retrain_stage
+from greedynas.stages.run import read_data, read_run_config
 from tests.kill_points import KILLED, WALL_CLOCK, Death, in_child, survival
 
 SETTINGS = {"recipe": "rmsprop", "epochs": 2, "batch_size": 27, "ema": 0.9, "checkpoint_steps": 3, "log_every": 2}

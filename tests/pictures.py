@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from greedynas.data import DataSettings, normalisation, open_data
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.data.transforms import normalisation
 
 CPU = torch.device("cpu")
 

@@ -14,17 +14,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from greedynas import distributed, training
-from greedynas.config import Config, RetrainSettings, SearchSettings, TrainSettings
-from greedynas.data import DataSettings, open_data
-from greedynas.evaluation import evaluate_paths
-from greedynas.fitting import retrain
-from greedynas.network import build_network
-from greedynas.recipes import make_recipe
-from greedynas.reduction import traffic
-from greedynas.runs import Run
-from greedynas.streams import stream, torch_stream
-from greedynas.supernet import Supernet
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.greedy import training
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.settings import SearchSettings, TrainSettings
+from greedynas.models.network import build_network
+from greedynas.models.supernet import Supernet
+from greedynas.runtime.parallel import ranks as distributed
+from greedynas.runtime.parallel.reduction import traffic
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.run import Run
 from tests.test_training import SETTINGS, opened, tiny_space
 
 TINY = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "2000", "GLOO_SOCKET_IFNAME": "lo"}
@@ -174,7 +177,7 @@ def evaluate(folder, name, photos):
 
 def search(folder, name, run):
     """A search on the supernet of a run."""
-    from greedynas.searches import make_requests, search_stage  # slow to load: only where it is needed
+    from greedynas.stages.search import make_requests, search_stage  # slow to load: only where it is needed
 
     settings = SearchSettings(population=6, generations=3, bn_images=6)
     limits = {"macs": (["100M"], None), "params": (None, None), "latency_ms": (None, None)}
@@ -198,7 +201,7 @@ def fit(folder, name, photos, double=True, sync_bn=False, **settings):
 
 def study(folder, name, photos, out):
     """The part of `study macro` that trains a supernet and ranks all paths."""
-    from greedynas.studies.macro import MacroOptions, make_part
+    from greedynas.studies.macro.run import MacroOptions, make_part
     from greedynas.studies.study import run_parts
 
     images = DataSettings(source=photos, workers=0, pad=1, val_images=12, test_images=6)

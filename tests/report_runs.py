@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from greedynas.bitmaps import pack_bits
-from greedynas.config import Config
-from greedynas.searches import make_requests, search_stage
-from greedynas.stages import train_stage
+from greedynas.rundir.schemas import pack_bits
+from greedynas.settings.schema import Config
+from greedynas.stages.search import make_requests, search_stage
+from greedynas.stages.train import train_stage
 from tests.test_latency import made_up
 from tests.test_searches import DATA
 from tests.test_training import SETTINGS, tiny_space

@@ -12,8 +12,8 @@ import numpy as np
 import yaml
 
 from greedynas import Space, Stage, load_space
-from greedynas.latency import Block, fixed_layers
-from greedynas.paths import canonical
+from greedynas.spaces.latency import Block, fixed_layers
+from greedynas.spaces.paths import canonical
 
 # A truth like NAS-Bench-Macro's
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from greedynas import load_space
-from greedynas.paths import canonical
+from greedynas.spaces.paths import canonical
 
 LAYERS = (1.6, 1.3, 1.6, 0.85, 0.85, 1.05, 0.4, 0.4)  # points that an op of the layer matters
 OPS = (-1.0, 0.35, 0.65)  # identity, MB3_K3, MB6_K5

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from greedynas import accuracy
-from greedynas.accuracy import assess, predict_logits, top_accuracy
+from greedynas.stages import testing
+from greedynas.stages.testing import assess, predict_logits, top_accuracy
 from tests.pictures import opened, paint
 
 
@@ -68,7 +68,7 @@ def test_top_5_is_given_where_it_says_something(tmp_path, classes, has_top5):
 
 
 def test_all_images_are_looked_at_once_in_chunks(many, monkeypatch):
-    monkeypatch.setattr(accuracy, "CHUNK", 10)
+    monkeypatch.setattr(testing, "CHUNK", 10)
     network, seen = Opinionated(7), []
     network.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
     network.train()
@@ -124,7 +124,7 @@ def _place(sample, pictures):
     head, data = sample["image"].split(",")
     assert head == "data:image/png;base64"
     shown = torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(data)))))
-    found = (accuracy.denormalised(pictures) == shown).all((1, 2, 3)).nonzero().flatten().tolist()
+    found = (testing.denormalised(pictures) == shown).all((1, 2, 3)).nonzero().flatten().tolist()
     assert len(found) == 1
     return found[0]
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from greedynas.additive import additive_model, blended
+from greedynas.experimental.additive import additive_model, blended
 from tests.strategies import paths_of, spaces
 
 

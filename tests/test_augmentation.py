@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from greedynas import GreedyNASError
-from greedynas.augmentation import augment_more, check_randaugment, lent_generators, make_mixup, seeded_generators
-from greedynas.data import DataSettings, open_data
-from greedynas.images import View, denormalised
+from greedynas.data.augmentation import augment_more, check_randaugment, lent_generators, make_mixup, seeded_generators
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.data.transforms import View, denormalised
 from tests.pictures import paint
 
 VIEW = View(12, 12, 3, "none", 0, 0.5, False, seed=5)
@@ -122,9 +123,9 @@ def test_normalised_pixels_come_back_exactly():
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("augment", ["pad_crop", "resized_crop"])
 def test_workers_change_nothing(tmp_path, augment, monkeypatch):
-    from greedynas import imagesets
+    from greedynas.data import loader
 
-    monkeypatch.setattr(imagesets, "FEW", 5)
+    monkeypatch.setattr(loader, "FEW", 5)
     paint(tmp_path, {"a": 20, "b": 20}, size=(12, 12))
     more = {"randaugment": "rand-m9-mstd0.5", "erasing": 0.5}
     sets = {

@@ -9,14 +9,16 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from greedynas import Budget, GreedyNASError, auto, load_space
-from greedynas.auto import auto_config
-from greedynas.config import load_config, parse_assignments, preset_names
-from greedynas.data import DataSettings
-from greedynas.looking import HEADERS, Look, look_at
-from greedynas.runs import read_run_config
-from greedynas.sources import Files
-from greedynas.stages import read_data, train_stage
+from greedynas import Budget, GreedyNASError, load_space
+from greedynas.data.settings import DataSettings
+from greedynas.data.sources import Files
+from greedynas.jobs import auto
+from greedynas.jobs.auto import auto_config
+from greedynas.jobs.probe import HEADERS, Look, look_at
+from greedynas.jobs.resolving import load_config
+from greedynas.settings.loading import parse_assignments, preset_names
+from greedynas.stages.run import read_data, read_run_config
+from greedynas.stages.train import train_stage
 from tests.pictures import paint, picture, spoil
 
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 
 from greedynas import GreedyNASError
-from greedynas.auto import auto_config
-from greedynas.planning import predict
-from greedynas.runs import Run, read_run_config
-from greedynas.stages import plan, read_data, settings_for, train_stage
+from greedynas.jobs.auto import auto_config
+from greedynas.jobs.estimates import predict
+from greedynas.stages.run import Run, read_data, read_run_config
+from greedynas.stages.train import plan, settings_for, train_stage
 from tests.pictures import opened, paint, spoil
 from tests.test_planning import PACE
 
@@ -85,9 +85,9 @@ def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_p
     assert read_run_config(tmp_path / "run") == config
     whole = Run.open(tmp_path / "run").load_checkpoint()[0]
     # The same command in pieces: stopped, and given again.
-    from greedynas import telemetry
+    from greedynas.rundir import journal
 
-    due = telemetry.Checkpointing.if_due
+    due = journal.Checkpointing.if_due
 
     def stopping(self, path=None):
         due(self, path)
@@ -95,7 +95,7 @@ def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(telemetry.Checkpointing, "if_due", stopping)
+        patch.setattr(journal.Checkpointing, "if_due", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_stage(config, tmp_path / "again", console)
     train_stage(chosen(folder, **changes), tmp_path / "again", console)
@@ -156,7 +156,7 @@ def test_a_class_that_is_broken_on_one_side_gets_an_image_of_the_other(tmp_path,
 
 
 def data_settings(folder, sizes):
-    from greedynas.data import DataSettings
+    from greedynas.data.settings import DataSettings
 
     return DataSettings(source=str(folder), workers=0, **sizes)
 

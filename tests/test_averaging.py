@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from greedynas.averaging import evaluated
-from greedynas.config import Config
-from greedynas.runs import Run, read_checkpoint
-from greedynas.searches import load_supernet
+from greedynas.models.ema import evaluated
+from greedynas.rundir.checkpoints import read_checkpoint
+from greedynas.settings.schema import Config
+from greedynas.stages.run import Run
+from greedynas.stages.search import load_supernet
 from greedynas.studies.supernets import load_trained
 from tests.test_training import SETTINGS, new_net, recorded, same_tensors, snapshot, tiny_space, train
 

@@ -8,8 +8,8 @@ import timm
 import torch
 
 from greedynas import Fixed, GreedyNASError, Space, Stage, Supernet, build_network, load_space
-from greedynas.files import write_json
-from greedynas.network import Network, feature_info
+from greedynas.models.network import Network, feature_info
+from greedynas.runtime.files import write_json
 from tests.test_trained import NAMES, SE, SHUFFLE, make_card, save_trained
 
 KNOWN = ("greedynas_a", "greedynas_b", "greedynas_c", "proxyless_r")

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from greedynas import GreedyNASError, files, load_space
-from greedynas.config import load_config, parse_assignments
-from greedynas.files import write_atomically
-from greedynas.locks import Lock
-from greedynas.runs import Run, read_checkpoint
+from greedynas import GreedyNASError, load_space
+from greedynas.jobs.resolving import load_config
+from greedynas.models.model_file import load_network, save_network
+from greedynas.rundir.checkpoints import read_checkpoint
+from greedynas.rundir.locks import Lock
+from greedynas.runtime import files
+from greedynas.runtime.files import write_atomically
+from greedynas.runtime.yaml_files import parse_value, parse_yaml
+from greedynas.settings.loading import parse_assignments
+from greedynas.stages.run import Run
 from greedynas.studies import study as studies
-from greedynas.trained import load_network, save_network
-from greedynas.yamlfiles import parse_value, parse_yaml
 from tests.fuzz.kinds import NAME, _lay_checkpoint, make_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")

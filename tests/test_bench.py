@@ -27,9 +27,9 @@ from greedynas.bench.measures import Measurement, choose_paths, ranking
 from greedynas.bench.record import Row, ratio
 from greedynas.bench.tables import show_bench
 from greedynas.bench.variants import VARIANTS, Subject, choose_variants, why_not
-from greedynas.cost import tree_cost
-from greedynas.evaluation import evaluate_paths
-from greedynas.streams import stream
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.runtime.rng import stream
+from greedynas.spaces.costs import tree_cost
 from tests.test_training import tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")

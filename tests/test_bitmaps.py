@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from greedynas.bitmaps import pack_bits, unpack_bits
+from greedynas.rundir.schemas import pack_bits, unpack_bits
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 2000])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greedynas import Budget, GreedyNASError
-from greedynas.budget import parse_count, parse_latency
+from greedynas.spaces.budget import parse_count, parse_latency
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from greedynas.config import Config
-from greedynas.export import export_stage
-from greedynas.files import write_json
-from greedynas.onnxfiles import open_session
-from greedynas.runs import Run
+from greedynas.deploy.onnx_files import open_session
+from greedynas.runtime.files import write_json
+from greedynas.settings.schema import Config
+from greedynas.stages.export import export_stage
+from greedynas.stages.run import Run
 from tests.pictures import opened
 from tests.test_trained import SE, make_card, save_trained
 

@@ -10,11 +10,13 @@ import time
 import pytest
 import torch
 
-from greedynas import GreedyNASError, runs, stopping, telemetry
-from greedynas.memory import is_out_of_memory, largest_that_fits, telling_what_fits
-from greedynas.onnxfiles import export_onnx
-from greedynas.runs import Checkpoints
-from greedynas.state import copied
+from greedynas import GreedyNASError
+from greedynas.deploy.onnx_files import export_onnx
+from greedynas.rundir.checkpoints import Checkpoints, copied
+from greedynas.rundir import journal
+from greedynas.runtime import signals
+from greedynas.runtime.memory import is_out_of_memory, largest_that_fits, telling_what_fits
+from greedynas.stages import run as runs
 from tests.test_training import new_run, same_tensors, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +40,7 @@ def slow_writes(monkeypatch):
 def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkeypatch):
     gate, threads = slow_writes
     steps = []
-    due = telemetry.Checkpointing.if_due
+    due = journal.Checkpointing.if_due
 
     def watched(self, path=None):
         due(self, path)
@@ -47,7 +49,7 @@ def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkey
             assert len(threads) == 1
             gate.set()
 
-    monkeypatch.setattr(telemetry.Checkpointing, "if_due", watched)
+    monkeypatch.setattr(journal.Checkpointing, "if_due", watched)
     settings = {"checkpoint_steps": 4, "max_epochs": 2}
     with new_run(tmp_path / "slow", **settings) as run:
         train(data, run=run, **settings)
@@ -122,29 +124,29 @@ def test_what_is_copied_does_not_change():
 
 def signalled(data, folder, number, at=5, **settings):
     """A training that gets a signal after a step."""
-    due = telemetry.Checkpointing.if_due
+    due = journal.Checkpointing.if_due
 
     def watched(self, path=None):
         if self.journal.state.step == at:
             os.kill(os.getpid(), number)
         due(self, path)
 
-    telemetry.Checkpointing.if_due = watched
+    journal.Checkpointing.if_due = watched
     try:
-        with stopping.signals_caught(), new_run(folder, **settings) as run:
+        with signals.signals_caught(), new_run(folder, **settings) as run:
             train(data, run=run, **settings)
     finally:
-        telemetry.Checkpointing.if_due = due
+        journal.Checkpointing.if_due = due
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_training_with_a_checkpoint(data, tmp_path, number, code):
-    handlers = [signal.getsignal(one) for one in stopping.SIGNALS]
-    with pytest.raises(stopping.Stopped) as stop:
+    handlers = [signal.getsignal(one) for one in signals.SIGNALS]
+    with pytest.raises(signals.Stopped) as stop:
         signalled(data, tmp_path / "stopped", number, max_epochs=3)
     assert stop.value.exit_code == code
     assert "a checkpoint of step 5 is written; the same command again goes on from there" in str(stop.value)
-    assert [signal.getsignal(one) for one in stopping.SIGNALS] == handlers
+    assert [signal.getsignal(one) for one in signals.SIGNALS] == handlers
     results = []
     for name in ("stopped", "whole"):
         with new_run(tmp_path / name, max_epochs=3) as run:
@@ -162,21 +164,21 @@ def get(number):
 
 def test_a_signal_elsewhere_ends_at_once():
     with (
-        pytest.raises(stopping.Stopped, match="stopped by SIGTERM; what is finished is kept"),
-        stopping.signals_caught(),
+        pytest.raises(signals.Stopped, match="stopped by SIGTERM; what is finished is kept"),
+        signals.signals_caught(),
     ):
         get(signal.SIGTERM)
 
 
 def test_a_signal_after_the_last_step_is_not_lost():
-    with pytest.raises(stopping.Stopped), stopping.signals_caught(), stopping.unhurried():
+    with pytest.raises(signals.Stopped), signals.signals_caught(), signals.unhurried():
         get(signal.SIGTERM)
 
 
 def test_a_fault_that_the_signal_has_caused_is_not_told_as_one(data, tmp_path, monkeypatch):
     """A scheduler sends it to every process: one that a step needs may be gone before the step is over."""
-    monkeypatch.setattr(telemetry.Recorder, "step", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), 1 / 0))
-    with pytest.raises(stopping.Stopped, match="the last checkpoint is kept"), stopping.signals_caught():  # noqa: SIM117
+    monkeypatch.setattr(journal.Recorder, "step", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), 1 / 0))
+    with pytest.raises(signals.Stopped, match="the last checkpoint is kept"), signals.signals_caught():  # noqa: SIM117
         with new_run(tmp_path, max_epochs=1) as run:
             train(data, run=run, max_epochs=1)
     assert "the step was not finished" in (tmp_path / "log.txt").read_text()
@@ -188,7 +190,7 @@ class SwallowsSignals:
     def __init__(self, *_, **__):
         try:
             get(signal.SIGTERM)
-        except stopping.Stopped:
+        except signals.Stopped:
             raise TypeError("could not determine the shape") from None
 
 
@@ -197,16 +199,16 @@ def test_a_checkpoint_is_not_damaged_because_a_signal_came_while_it_was_read(tmp
     saved.save(1, {"weight": torch.ones(2)}, {"step": 1})
     with monkeypatch.context() as patch:
         patch.setattr(runs, "safe_open", SwallowsSignals)
-        with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+        with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
             saved.load()
     assert "damaged" not in caplog.text
     assert saved.load()[1] == {"step": 1}
 
 
 def test_a_fault_made_of_a_signal_is_told_as_the_signal():
-    with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+    with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
         SwallowsSignals()
-    with pytest.raises(ZeroDivisionError), stopping.signals_caught():  # it is forgotten afterwards
+    with pytest.raises(ZeroDivisionError), signals.signals_caught():  # it is forgotten afterwards
         1 / 0  # noqa: B018
 
 
@@ -214,7 +216,7 @@ def test_a_signal_waits_for_the_exporter(monkeypatch):
     """Within its C++ code, an exception that comes from outside ends the process by an abort."""
     reached = []
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: (get(signal.SIGTERM), reached.append("the end")))
-    with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"), stopping.signals_caught():
+    with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
         export_onnx(torch.nn.Identity(), torch.zeros(1))
     assert reached == ["the end"]
 
@@ -223,10 +225,10 @@ def test_ignored_signals_stay_ignored():
     """`nohup`, and background jobs of shells."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with stopping.signals_caught():
+        with signals.signals_caught():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
-            assert stopping.requested() is None
+            assert signals.requested() is None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from greedynas import Budget, load_space
-from greedynas.choosing import choose, wilson_margin
-from greedynas.cost import CostTable
-from greedynas.evolution import Found, Searched, make_task
-from greedynas.reporting.choice import choice_told
-from greedynas.reporting.records import Chosen, Evaluated
+from greedynas.greedy.choice import choose, wilson_margin
+from greedynas.greedy.searchers.task import Found, Searched, make_task
+from greedynas.rundir.schemas import Chosen, Evaluated
+from greedynas.spaces.costs import CostTable
+from greedynas.stages.search_summary import choice_told
 
 MACRO = load_space("macro")
 PATHS = [tuple(path) for path in np.unique(MACRO.sample(400, np.random.default_rng(0)), axis=0).tolist()]

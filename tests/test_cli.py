@@ -9,8 +9,8 @@ import yaml
 
 from greedynas import __version__, load_space
 from greedynas.cli import main as cli
-from greedynas.config import load_config
-from greedynas.runs import Run
+from greedynas.jobs.resolving import load_config
+from greedynas.stages.run import Run
 from tests.pictures import paint, spoil
 from tests.test_paths import FIGURES
 from tests.test_runs import content
@@ -390,9 +390,9 @@ def test_a_lost_process_that_reads_images_is_one_line(greedynas, photos, tmp_pat
     import os
     import signal
 
-    from greedynas import imagesets
+    from greedynas.data import loader
 
-    parent, read, count = os.getpid(), imagesets._read, []
+    parent, read, count = os.getpid(), loader._read, []
 
     def killed(*arguments):
         count.append(1)
@@ -400,7 +400,7 @@ def test_a_lost_process_that_reads_images_is_one_line(greedynas, photos, tmp_pat
             os.kill(os.getpid(), signal.SIGKILL)
         return read(*arguments)
 
-    monkeypatch.setattr(imagesets, "_read", killed)
+    monkeypatch.setattr(loader, "_read", killed)
     settings = {
         "space": tiny_space(repeat=1).model_dump(mode="json"),
         "data": {"source": str(photos), "test_images": 6, "val_images": 12, "workers": 1, "memory_gb": 0},

@@ -3,9 +3,12 @@ import re
 import pytest
 import yaml
 
-from greedynas import GreedyNASError, config, load_space
-from greedynas.config import Config, all_keys, load_config, parse_assignments, preset_names, resolve_key
-from greedynas.schedule import Schedule, corrected_images
+from greedynas import GreedyNASError, load_space
+from greedynas.greedy.schedule import Schedule, corrected_images
+from greedynas.jobs.resolving import load_config
+from greedynas.settings import loading
+from greedynas.settings.loading import all_keys, parse_assignments, preset_names, resolve_key
+from greedynas.settings.schema import Config
 
 
 def test_presets():
@@ -161,7 +164,7 @@ def test_every_setting_can_be_named(monkeypatch):
         bare = key.rpartition(".")[2]
         assert resolve_key(bare, "train") in ([bare], ["train", bare], key.split("."))
     # A key of the stage's own section comes first; one of two others is ambiguous.
-    monkeypatch.setattr(config, "all_keys", lambda: [*keys, "retrain.lr", "retrain.batch_size"])
+    monkeypatch.setattr(loading, "all_keys", lambda: [*keys, "retrain.lr", "retrain.batch_size"])
     assert resolve_key("lr", "train") == ["train", "lr"]
     assert resolve_key("lr", "retrain") == ["retrain", "lr"]
     with pytest.raises(GreedyNASError, match=r"setting 'lr' is ambiguous: train\.lr or retrain\.lr"):

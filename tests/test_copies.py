@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from greedynas.copies import WITHHELD_SHARE, Copies, caveats
+from greedynas.data.copies import WITHHELD_SHARE, Copies, caveats
 from tests.pictures import opened, paint, picture
 from tests.test_training import SETTINGS, tiny_space
 

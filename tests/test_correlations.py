@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas.errors import GreedyNASError
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.studies.correlations import FEWEST, best_of, mean_interval, precision_at_top, rank_correlations
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from greedynas import imagesets
-from greedynas.crops import AT_ONCE, Growing, Wholes
-from greedynas.images import LONGEST, View, decoded_alike, open_image, seen_part, square, whole, whole_size
-from greedynas.streams import stream
+from greedynas.data import loader
+from greedynas.data.crops import AT_ONCE, Growing, Wholes
+from greedynas.data.transforms import LONGEST, View, decoded_alike, open_image, seen_part, square, whole, whole_size
+from greedynas.runtime.rng import stream
 from tests.pictures import opened, paint, pixels, same_batches, spoil
 from tests.test_images import exif_saved
 
@@ -293,7 +293,7 @@ def test_what_whole_images_take_decides_whether_they_stay(tmp_path):
 
 
 def test_images_that_turn_out_larger_than_estimated_are_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagesets, "HEADERS", 2)
+    monkeypatch.setattr(loader, "HEADERS", 2)
     folder_of(tmp_path, [texture(i, (240 if 0 < i < 9 else 60, 60)) for i in range(10)])
     settings = {
         "augment": "resized_crop",
@@ -323,6 +323,6 @@ def test_broken_files_are_left_out_of_both(tmp_path, monkeypatch):
     for i, row in enumerate(shelf.rows):
         with shelf.source.image(row) as image:
             np.testing.assert_array_equal(shelf.wholes.image(i), np.asarray(image))
-    monkeypatch.setattr(imagesets, "CHUNK", 4)
+    monkeypatch.setattr(loader, "CHUNK", 4)
     other = opened(tmp_path, SIDE, 3, **settings)
     assert same_batches(data.train.train_batches(0, 5), other.train.train_batches(0, 5))

@@ -4,11 +4,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas import imagesets
-from greedynas.data import DataSettings, hold_out, macro_accuracy, normalisation, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.reading import FASHION
-from greedynas.sources import Files
+from greedynas.data import loader
+from greedynas.data.class_weights import macro_accuracy
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.data.sources import Files
+from greedynas.data.specs import FASHION
+from greedynas.data.splits import hold_out
+from greedynas.data.transforms import normalisation
+from greedynas.runtime.errors import GreedyNASError
 from tests.pictures import CPU, opened, paint, picture, pixels
 
 # The embedded sample
@@ -178,7 +182,7 @@ def fake_set(labels):
     """A set of which only the labels matter."""
     source = Files([str(i) for i in range(labels.max() + 1)], labels, [""] * len(labels))
     rows = np.arange(len(labels))
-    return imagesets.Shelf(source, rows, None, None, CPU, 0, False).select(rows)
+    return loader.Shelf(source, rows, None, None, CPU, 0, False).select(rows)
 
 
 def test_balanced_draws_reach_every_image():

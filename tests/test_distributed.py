@@ -15,10 +15,11 @@ import pytest
 import torch
 import yaml
 
-from greedynas import GreedyNASError, Supernet, distributed
-from greedynas.describe import space_facts
-from greedynas.distributed import Group, refuse_small_batch, share, share_of_batch
-from greedynas.meeting import agreed_name
+from greedynas import GreedyNASError, Supernet
+from greedynas.runtime.parallel import ranks as distributed
+from greedynas.runtime.parallel.ranks import Group, refuse_small_batch, share, share_of_batch
+from greedynas.runtime.parallel.rendezvous import agreed_name
+from greedynas.spaces.describe import space_facts
 from tests.pictures import paint, spoil
 from tests.ranks import JOBS, TINY, launch, left, outcome, start
 from tests.test_training import SETTINGS, same_tensors, tiny_space
@@ -137,7 +138,7 @@ def test_only_the_gradients_of_the_active_path_are_sent(two, name):
 
 
 def test_gradients_leave_in_buckets_of_bounded_size(monkeypatch):
-    from greedynas import reduction
+    from greedynas.runtime.parallel import reduction
 
     net = torch.nn.Sequential(*(torch.nn.Linear(10, 10, bias=False) for _ in range(6)))  # 400 bytes each
     monkeypatch.setattr(reduction, "BUCKET", 800)

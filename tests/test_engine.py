@@ -4,9 +4,9 @@ import sys
 import pytest
 import torch
 
-from greedynas.blocks import ConvNorm, MBConv
-from greedynas.errors import GreedyNASError
 from greedynas.gpu import engine
+from greedynas.models.blocks import ConvNorm, MBConv
+from greedynas.runtime.errors import GreedyNASError
 from tests.test_kernels import run_interpreted
 
 

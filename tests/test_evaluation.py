@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from greedynas import GreedyNASError, Supernet, evaluate_paths, load_space
-from greedynas.evaluation import BN_MODES, evaluate_batches, interleaved
+from greedynas.greedy.evaluation import evaluate_batches, interleaved
+from greedynas.models.batchnorm import BN_MODES
 from tests.strategies import paths_of, spaces
 from tests.test_supernet import with_lively_statistics
 

@@ -9,15 +9,9 @@ from pymoo.util.nds.fast_non_dominated_sort import fast_non_dominated_sort
 from scipy import stats
 
 from greedynas import Budget, GreedyNASError, load_space, search
-from greedynas.evolution import (
-    Found,
-    evolutionary_search,
-    initial_population,
-    make_new_population,
-    make_task,
-    random_search,
-    survivors,
-)
+from greedynas.greedy.searchers.evolution import evolutionary_search, initial_population, make_new_population, survivors
+from greedynas.greedy.searchers.random import random_search
+from greedynas.greedy.searchers.task import Found, make_task
 from tests.strategies import paths_of, spaces
 from tests.synthetic_truth import synthetic_truth
 

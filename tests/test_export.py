@@ -11,14 +11,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from greedynas import GreedyNASError, export, load_network, load_space, onnxfiles
-from greedynas.config import Config
-from greedynas.data import DataSettings, open_data
-from greedynas.export import export_stage, report_export
-from greedynas.files import write_json
-from greedynas.onnxchecks import open_session
-from greedynas.onnxfiles import make_onnx, run_session
-from greedynas.runs import Run
+from greedynas import GreedyNASError, load_network, load_space
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.deploy import onnx_files
+from greedynas.deploy.onnx_checks import open_session
+from greedynas.deploy.onnx_files import make_onnx, run_session
+from greedynas.runtime.files import write_json
+from greedynas.settings.schema import Config
+from greedynas.stages import export
+from greedynas.stages.export import export_stage, report_export
+from greedynas.stages.run import Run
 from tests.test_trained import SE, SHUFFLE, make_card, save_trained, trained_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -132,7 +135,7 @@ def test_the_graphs_are_small_and_clean(exported):
 
 def test_preprocessing_in_words_for_grey_and_cropped_images():
     card = make_card(load_space("fashion"), class_names=tuple("abcdefghij"), crop_fraction=0.875)
-    told = onnxfiles.preprocessing(card)
+    told = onnx_files.preprocessing(card)
     assert "8-bit grey" in told
     assert "to 32 x 32 pixels" in told
     assert "central 28 x 28" in told

@@ -9,10 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from greedynas import Budget, GreedyNASError, load_space, search
-from greedynas.budget import parse_latency
-from greedynas.cost import CostTable
-from greedynas.evolution import initial_population, make_task
-from greedynas.feasible import sample_feasible, within
+from greedynas.greedy.searchers.evolution import initial_population
+from greedynas.greedy.searchers.task import make_task
+from greedynas.spaces.budget import parse_latency
+from greedynas.spaces.costs import CostTable
+from greedynas.spaces.feasible import sample_feasible, within
 
 MACRO = load_space("macro")
 

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from greedynas import GreedyNASError
-from greedynas.config import load_config
-from greedynas.data import DataSettings
-from greedynas.fetching import Told, stored_settings
-from greedynas.runs import read_run_config
+from greedynas.data.settings import DataSettings, Told, stored_settings
+from greedynas.jobs.resolving import load_config
+from greedynas.stages.run import read_run_config
 from tests.fuzz.kinds import make_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,8 +4,8 @@ import os
 import numpy as np
 import pytest
 
-from greedynas import files
-from greedynas.files import Records, read_arrays, write_atomically, write_json
+from greedynas.runtime import files
+from greedynas.runtime.files import Records, read_arrays, write_atomically, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_version(tmp_path, monkeypatch):

@@ -7,14 +7,14 @@ from PIL import Image
 from rich.console import Console
 
 from greedynas import build_network
-from greedynas.config import Config, RetrainSettings
-from greedynas.fitting import retrain
-from greedynas.images import denormalised
-from greedynas.recipes import make_recipe
-from greedynas.retraining import retrain_stage
-from greedynas.runs import Run
-from greedynas.streams import torch_stream
-from greedynas.trained import load_network
+from greedynas.data.transforms import denormalised
+from greedynas.models.model_file import load_network
+from greedynas.runtime.rng import torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.retrain import retrain_stage
+from greedynas.stages.run import Run
 from tests.pictures import opened
 from tests.test_training import tiny_space
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from greedynas.data import DataSettings
-from greedynas.errors import GreedyNASError
-from greedynas.folders import EXTENSIONS, list_images, natural_key
-from greedynas.looking import look_at
+from greedynas.data.folders import EXTENSIONS, list_images, natural_key
+from greedynas.data.settings import DataSettings
+from greedynas.jobs.probe import look_at
+from greedynas.runtime.errors import GreedyNASError
 from tests.pictures import opened, paint, picture, spoil
 from tests.privileges import like_anybody
 

@@ -18,17 +18,19 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from greedynas import GreedyNASError, Space, load_space
-from greedynas.budget import parse_count, parse_latency, told_count
-from greedynas.config import parse_assignments, validated
-from greedynas.files import MAX_JSON, read_json
-from greedynas.latency import LatencyTable, import_latency, load_latency_table
-from greedynas.paths import parse_path
-from greedynas.reporting.records import Arch, Finished, Search, Top, read_record
-from greedynas.runs import Run, read_checkpoint
-from greedynas.space import MAX_LAYERS, MAX_PARAMS, Fixed, Stage
-from greedynas.state import TrainState, fitting
-from greedynas.trained import KEY, load_network, parse_card, save_network
-from greedynas.yamlfiles import parse_yaml
+from greedynas.deploy.latency_import import import_latency
+from greedynas.greedy.state import TrainState
+from greedynas.models.model_file import KEY, load_network, parse_card, save_network
+from greedynas.rundir.checkpoints import fitting, read_checkpoint
+from greedynas.rundir.schemas import Arch, Finished, Search, Top, read_record
+from greedynas.runtime.files import MAX_JSON, read_json
+from greedynas.runtime.yaml_files import parse_yaml
+from greedynas.settings.loading import parse_assignments, validated
+from greedynas.spaces.budget import parse_count, parse_latency, told_count
+from greedynas.spaces.latency import LatencyTable, load_latency_table
+from greedynas.spaces.paths import parse_path
+from greedynas.spaces.space import MAX_LAYERS, MAX_PARAMS, Fixed, Stage
+from greedynas.stages.run import Run
 from tests.fuzz.kinds import CORPUS, MODEL, NAME, _lay_checkpoint, cases, lay, make_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -258,7 +260,7 @@ def test_spaces_have_limits():
     with pytest.raises(ValueError, match=f"more than {MAX_PARAMS:,} parameters"):
         Space(name="wide", ops=["MB16_K3"], stem=stem, stages=[Stage(channels=8192, repeat=2)])
     deepest = Space(name="deep", ops=["ID", "MB1_K3"], stem=stem, stages=[Stage(channels=8, repeat=64)] * 4)
-    from greedynas.paths import canonical
+    from greedynas.spaces.paths import canonical
 
     assert sum(canonical([0, 1] * 128, deepest)) == 128
 
@@ -472,7 +474,7 @@ def test_a_checkpoint_that_lies_is_damaged(tmp_path):
         file.write_bytes(content_)
         with pytest.raises(Exception):  # noqa: B017, PT011 (whatever it is, `load` passes it over)
             read_checkpoint(file)
-        from greedynas.runs import Checkpoints
+        from greedynas.rundir.checkpoints import Checkpoints
 
         assert Checkpoints(tmp_path).load() is None
         file.unlink()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from greedynas.config import TrainSettings
-from greedynas.gpu import engine, graphs, recording
-from greedynas.supernet import Supernet
-from greedynas.training import TrainingStep, make_optimizer, train_step
+from greedynas.gpu import engine, recording
+from greedynas.greedy.graphs import training
+from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.train_step import TrainingStep, make_optimizer, train_step
+from greedynas.models.supernet import Supernet
 from tests.test_kernels import run_interpreted
 
 
@@ -48,8 +49,8 @@ class Recorded:
 
 def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
     settings = TrainSettings()
     net = Supernet("macro").train()
     step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
@@ -61,8 +62,8 @@ def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
 
 def test_clipped_gradients_take_the_plain_step(monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
     settings = TrainSettings(clip_grad=1.0)
     net = Supernet("macro").train()
     step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
@@ -85,7 +86,7 @@ def test_replayed_steps_are_those_of_the_engine(sampler):
         net.to(memory_format=torch.channels_last)
         optimizer = make_optimizer(net, settings)
         if recorded:
-            step = graphs.GraphedTraining(net, optimizer, images, labels, settings, None, "bf16")
+            step = training.GraphedTraining(net, optimizer, images, labels, settings, None, "bf16")
             found.append([step(images, labels, chosen, 0.05).item() for chosen in paths])
         else:
             found.append([train_step(net, optimizer, images, labels, chosen, 0.05, settings, None, "bf16").item() for chosen in paths])  # fmt: skip

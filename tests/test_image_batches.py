@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas import imagesets
-from greedynas.errors import GreedyNASError
-from greedynas.images import ATTEMPTS, crop_boxes
-from greedynas.streams import stream, uniforms
+from greedynas.data import loader
+from greedynas.data.transforms import ATTEMPTS, crop_boxes
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.rng import stream, uniforms
 from tests.pictures import opened, paint, pixels, same_batches, spoil
 
 
@@ -202,8 +202,8 @@ def test_many_files_are_decoded_by_workers(tmp_path, monkeypatch):
     paint(tmp_path, {"a": 20, "b": 30})
     spoil(tmp_path / "b" / "4.png")
     here = opened(tmp_path, 8, 3)
-    monkeypatch.setattr(imagesets, "FEW", 10)
-    monkeypatch.setattr(imagesets, "CHUNK", 7)
+    monkeypatch.setattr(loader, "FEW", 10)
+    monkeypatch.setattr(loader, "CHUNK", 7)
     there = opened(tmp_path, 8, 3, workers=2)
     assert same_batches([there.train_and_val().eval_batch()], [here.train_and_val().eval_batch()])
     assert there.notes == here.notes

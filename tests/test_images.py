@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from greedynas.images import ATTEMPTS, random_crop, square, to_channels
+from greedynas.data.transforms import ATTEMPTS, random_crop, square, to_channels
 from tests.pictures import opened, paint, picture
 
 

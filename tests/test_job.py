@@ -18,14 +18,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import greedynas as package
-from greedynas import stages
-from greedynas.budget import parse_count
-from greedynas.config import load_config
-from greedynas.data import open_data
-from greedynas.demo import FLOPS, run_demo
-from greedynas.paths import canonical
+from greedynas.data.datasets import open_data
+from greedynas.jobs.demo import FLOPS, run_demo
+from greedynas.jobs.resolving import load_config
 from greedynas.reporting.facts import read_facts
 from greedynas.reporting.worth import worth
+from greedynas.spaces.budget import parse_count
+from greedynas.spaces.paths import canonical
+from greedynas.stages import train
 from tests.pictures import paint, spoil
 from tests.test_searches import DATA
 from tests.test_training import SETTINGS, tiny_space
@@ -132,7 +132,7 @@ def test_another_budget_adds_a_model(greedynas, finished, config_file):
 
 def test_a_job_that_fits_a_time_reads_its_images_once(greedynas, config_file, tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr(stages, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))
+    monkeypatch.setattr(train, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))
     job = ("run", config_file, "--flops", "60K", "--hours", 1, "--out", tmp_path / "run")
     code, out, _ = greedynas(*job)
     assert code == 0

@@ -25,10 +25,10 @@ from greedynas import (
     load_latency_table,
     load_space,
     measure_latency,
-    timing,
 )
-from greedynas.latency import Block, Entry, fill, fingerprint, fixed_layers
-from greedynas.yamlfiles import MAX_BYTES
+from greedynas.deploy import latency_measurement
+from greedynas.runtime.yaml_files import MAX_BYTES
+from greedynas.spaces.latency import Block, Entry, fill, fingerprint, fixed_layers
 from tests.conftest import SHARED
 from tests.synthetic_files import phone_ms, phone_space, write_phone_table
 
@@ -432,7 +432,7 @@ class Abacus:
 def test_one_more_copy_is_what_a_block_costs(monkeypatch):
     space = small_space()
     engine = Abacus(space)
-    monkeypatch.setattr(timing, "open_engine", lambda *_: engine)
+    monkeypatch.setattr(latency_measurement, "open_engine", lambda *_: engine)
     told = []
     table = measure_latency(space, repeats=30, progress=lambda *what: told.append(what))
     assert len(engine.made) == len(set(engine.made))  # each distinct block once, and nothing that does nothing
@@ -470,14 +470,16 @@ def test_joined_onnx_graphs_compute_the_same(side_by_side):
     space = small_space(ops=("ID", "MB2_K3_SE"), activation="hard_swish")
     layer = space.layers[2]  # changes the shape
     first, second = (space.layers[2], space.layers[2]) if side_by_side else (space.layers[2], space.layers[3])
-    engine = timing.OnnxEngine(1)
+    engine = latency_measurement.OnnxEngine(1)
     ops = ["ID", "MB2_K3_SE"] if side_by_side else ["MB2_K3_SE", "MB2_K3_SE"]
     parts = [engine.parts(layer, [op], space.activation)[0] for layer, op in zip((first, second), ops, strict=True)]
-    model = timing.join_onnx(parts, side_by_side)
-    image = timing._image(layer)
+    model = latency_measurement.join_onnx(parts, side_by_side)
+    image = latency_measurement._image(layer)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"input": image.numpy()})
-    blocks = [timing._block(layer, op, space.activation) for layer, op in zip((first, second), ops, strict=True)]
+    blocks = [
+        latency_measurement._block(layer, op, space.activation) for layer, op in zip((first, second), ops, strict=True)
+    ]
     with torch.no_grad():
         expected = blocks[0](image) + blocks[1](image) if side_by_side else nn.Sequential(*blocks)(image)
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-4, atol=1e-5)
@@ -487,13 +489,16 @@ def test_copies_stay_copies(tmp_path):
     """ONNX Runtime must not see that blocks side by side compute the same, or they would seem to cost nothing."""
     space = small_space()
     layer = space.layers[2]
-    model = timing.join_onnx(timing.OnnxEngine(1).parts(layer, ["MB2_K3"], "relu") * timing.COPIES, side_by_side=True)
+    model = latency_measurement.join_onnx(
+        latency_measurement.OnnxEngine(1).parts(layer, ["MB2_K3"], "relu") * latency_measurement.COPIES,
+        side_by_side=True,
+    )
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
-    assert sum("Conv" in node.op_type for node in nodes) == 3 * timing.COPIES
+    assert sum("Conv" in node.op_type for node in nodes) == 3 * latency_measurement.COPIES
 
 
 @pytest.mark.parametrize(

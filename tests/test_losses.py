@@ -12,20 +12,21 @@ from PIL import Image
 from torch.nn import functional as F
 
 from greedynas import CandidatePool, build_network, evaluate_paths
-from greedynas.accuracy import predict_logits
-from greedynas.config import Config, RetrainSettings, SearchSettings
-from greedynas.data import macro_accuracy
-from greedynas.fitting import retrain
-from greedynas.losses import balanced_weights, classification_loss, image_weights
-from greedynas.recipes import make_recipe
+from greedynas.data.class_weights import balanced_weights, image_weights, macro_accuracy
+from greedynas.experimental.snapshots import evaluate_snapshots
+from greedynas.greedy.settings import SearchSettings
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.training import filter_on_validation
+from greedynas.models.losses import classification_loss
 from greedynas.reporting.report import write_report
-from greedynas.retraining import on_validation
-from greedynas.searches import SupernetEvaluator, make_requests, search_stage
-from greedynas.snapshots import evaluate_snapshots
-from greedynas.stages import train_stage
-from greedynas.state import TrainState
-from greedynas.streams import stream, torch_stream
-from greedynas.training import filter_on_validation
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.retrain import on_validation
+from greedynas.stages.search import SupernetEvaluator, make_requests, search_stage
+from greedynas.stages.testing import predict_logits
+from greedynas.stages.train import train_stage
 from tests.pictures import paint
 from tests.test_retraining import new_network
 from tests.test_searches import DATA, console

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from greedynas.studies.macro_results import flat, macro_study
+from greedynas.studies.macro.results import flat, macro_study
 from greedynas.studies.study import read_part
 from greedynas.studies.truth import read_truth
 

@@ -16,14 +16,17 @@ import yaml
 from PIL import Image
 from rich.console import Console
 
-from greedynas import sources, stages, training
-from greedynas.config import Asked, load_config
-from greedynas.data import DataSettings, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.manifest import FILE, read_manifest, write_manifest
-from greedynas.runs import Run
-from greedynas.settings import settings_of
-from greedynas.sources import END_BYTES
+from greedynas.data import sources
+from greedynas.data.datasets import open_data
+from greedynas.data.manifest import FILE, read_manifest, write_manifest
+from greedynas.data.settings import DataSettings
+from greedynas.data.sources import END_BYTES
+from greedynas.greedy import training
+from greedynas.jobs.resolving import load_config, settings_of
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.settings.schema import Asked
+from greedynas.stages import train
+from greedynas.stages.run import Run
 from tests.kill_points import differences, outcome
 from tests.pictures import CPU, opened, paint, picture
 from tests.privileges import like_anybody
@@ -56,7 +59,7 @@ def home(tmp_path_factory):
     }
     (home / "tiny.yaml").write_text(yaml.safe_dump(settings))
     config = load_config(home / "tiny.yaml", {"data.source": str(home / "photos")})
-    stages.train_stage(config, home / "whole", Console(quiet=True), show_plan=False)
+    train.train_stage(config, home / "whole", Console(quiet=True), show_plan=False)
     step, steps = training.train_step, []
 
     def stopped(*arguments):
@@ -68,7 +71,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train_step", stopped)
         with pytest.raises(Stop):
-            stages.train_stage(config, home / "interrupted", Console(quiet=True), show_plan=False)
+            train.train_stage(config, home / "interrupted", Console(quiet=True), show_plan=False)
     return home
 
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from greedynas import GreedyNASError
-from greedynas.meeting import VARIABLE, Place, arrive, find_place
+from greedynas.runtime.parallel.rendezvous import VARIABLE, Place, arrive, find_place
 from tests.ranks import free_port, outcome, start_by_hand, variables_of
 from tests.test_training import SETTINGS, tiny_space
 
@@ -120,7 +120,7 @@ def test_a_second_process_of_a_rank_is_told_when_it_comes_late():
 
 def test_without_rank_0_the_others_do_not_wait_for_ever(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr("greedynas.meeting.FAREWELL", 0.5)
+    monkeypatch.setattr("greedynas.runtime.parallel.rendezvous.FAREWELL", 0.5)
     (said,) = meeting([(1, 2)], seconds=1.0)
     assert said is not None
     assert "has waited 1 s for rank 0" in said

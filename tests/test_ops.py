@@ -1,7 +1,7 @@
 import pytest
 
-from greedynas.errors import GreedyNASError
-from greedynas.ops import Op, check_shape, is_nothing, parse_op
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.spaces.ops import Op, check_shape, is_nothing, parse_op
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from greedynas import (
     op_names,
     parse_path,
 )
-from greedynas.known import resolve
-from greedynas.paths import pretty
+from greedynas.spaces.paths import pretty
+from greedynas.spaces.zoo import resolve
 from tests.strategies import paths_of, spaces
 
 FIGURES = {  # parameters, multiply-adds at 224 px and 1000 classes

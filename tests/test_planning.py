@@ -8,18 +8,20 @@ import pytest
 import torch
 from rich.console import Console
 
-from greedynas import Budget, GreedyNASError, Supernet, load_space, planning
-from greedynas import pace as pace_module
-from greedynas.config import Config, RetrainSettings, SearchSettings, TrainSettings
-from greedynas.evaluation import evaluate_paths
-from greedynas.fitting import retrain
-from greedynas.network import build_network
-from greedynas.pace import Pace, known_pace, measure_pace, tree_macs
-from greedynas.planning import estimate, fit_hours, job_table, predict, scaled, shorter_search
-from greedynas.recipes import make_recipe
-from greedynas.stages import read_data
-from greedynas.streams import stream, torch_stream
-from greedynas.training import train_supernet
+from greedynas import Budget, GreedyNASError, Supernet, load_space
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.settings import SearchSettings, TrainSettings
+from greedynas.greedy.training import train_supernet
+from greedynas.jobs import estimates
+from greedynas.jobs import machine_speed as pace_module
+from greedynas.jobs.estimates import estimate, fit_hours, job_table, predict, scaled, shorter_search
+from greedynas.jobs.machine_speed import Pace, known_pace, measure_pace, tree_macs
+from greedynas.models.network import build_network
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.run import read_data
 from tests.test_training import SETTINGS, tiny_space
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +50,7 @@ def told(table):
 
 @pytest.fixture
 def fixed_pace(monkeypatch):
-    monkeypatch.setattr(planning, "measure_pace", lambda *_: PACE)
+    monkeypatch.setattr(estimates, "measure_pace", lambda *_: PACE)
 
 
 # Estimates
@@ -86,7 +88,7 @@ def test_the_parts_add_up(data):
     assert retraining.seconds == pytest.approx(20 * 5 * 0.1)  # 54 images, training and validation
     assert retraining.optimization_images == 20 * 50
     assert found.seconds == pytest.approx(sum(stage.seconds for stage in found.stages))
-    assert rest.seconds == pytest.approx(planning.EXPORT_SECONDS + 5 * 6 * 0.01)
+    assert rest.seconds == pytest.approx(estimates.EXPORT_SECONDS + 5 * 6 * 0.01)
     assert json.loads(json.dumps(found.to_json()))["stages"][0]["corrected_images"] == supernet.corrected_images
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from greedynas.pool import CandidatePool
+from greedynas.greedy.pool import CandidatePool
 
 PATHS = st.tuples(*[st.integers(0, 2)] * 3)
 UPDATES = st.lists(st.tuples(PATHS, st.integers(0, 5).map(float) | st.floats(0, 10)), max_size=80)

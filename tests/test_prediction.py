@@ -13,13 +13,15 @@ import pytest
 import torch
 from PIL import Image
 
-from greedynas import GreedyNASError, Space, load_network, load_space, sandbox
-from greedynas.data import DataSettings, open_data
-from greedynas.footprint import measure
-from greedynas.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
-from greedynas.space import Fixed, Stage
-from greedynas.terminal import make_console
-from greedynas.trained import KEY, make_network
+from greedynas import GreedyNASError, Space, load_network, load_space
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.deploy import onnx_sandbox
+from greedynas.deploy.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
+from greedynas.models.footprint import measure
+from greedynas.models.model_file import KEY, make_network
+from greedynas.runtime.terminal import make_console
+from greedynas.spaces.space import Fixed, Stage
 from tests import hostile_onnx
 from tests.pictures import picture, spoil
 from tests.test_export import exported
@@ -237,7 +239,7 @@ def test_onnx_files_cannot_take_all_memory(gallery, tmp_path, how):
 
 
 def test_onnx_files_cannot_take_all_time(gallery, tmp_path, monkeypatch):
-    monkeypatch.setattr(sandbox, "RUN_SECONDS", 1.0)
+    monkeypatch.setattr(onnx_sandbox, "RUN_SECONDS", 1.0)
     start = time.monotonic()
     with pytest.raises(GreedyNASError, match=r"model.onnx was stopped after 1 s"):
         list(predict(hostile(tmp_path, hostile_onnx.takes_long), [gallery / "colour.png"]))
@@ -255,7 +257,7 @@ def test_onnx_files_that_fail_while_they_run(gallery, tmp_path, how, told):
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads what Linux says about processes")
 def test_the_process_of_an_onnx_file_is_limited_and_ends(exported):
-    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
     opened.open(3, 8, 3)
     process = opened._process
     told = Path(f"/proc/{process.pid}/limits").read_text()
@@ -268,11 +270,11 @@ def test_the_process_of_an_onnx_file_is_limited_and_ends(exported):
     with pytest.raises(GreedyNASError, match=r"model.onnx cannot be run: its process was ended by SIGKILL"):
         opened.classify(np.zeros((1, 3, 8, 8), np.float32))
 
-    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
     process = opened._process
     del opened
     assert process.poll() is not None
-    opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
     opened._process.stdin.close()  # as if this process were gone
     assert opened._process.wait(10) == 0
 
@@ -280,9 +282,9 @@ def test_the_process_of_an_onnx_file_is_limited_and_ends(exported):
 def test_large_batches_are_run_in_parts(exported, monkeypatch):
     images = np.random.default_rng(0).random((7, 3, 8, 8), np.float32)
     logits = []
-    for memory in (sandbox.BATCH_MEMORY, 3 * 8 * 8 * sandbox.PIXEL_BYTES, 1):
-        monkeypatch.setattr(sandbox, "BATCH_MEMORY", memory)
-        opened = sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    for memory in (onnx_sandbox.BATCH_MEMORY, 3 * 8 * 8 * onnx_sandbox.PIXEL_BYTES, 1):
+        monkeypatch.setattr(onnx_sandbox, "BATCH_MEMORY", memory)
+        opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
         opened.open(3, 8, 3)
         logits.append(opened.classify(images))
     assert logits[0].shape == (7, 3)

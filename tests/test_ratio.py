@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from greedynas import ratio, training
-from greedynas.config import TrainSettings
-from greedynas.ratio import FEWEST, MOST, Measurement, Turn, judge, time_turns
+from greedynas.greedy import ratio, training
+from greedynas.greedy.ratio import FEWEST, MOST, Measurement, Turn, judge, time_turns
+from greedynas.greedy.settings import TrainSettings
 from greedynas.reporting import tables
-from greedynas.reporting.records import Epoch
-from greedynas.stages import report_training, summary
+from greedynas.rundir.schemas import Epoch
+from greedynas.stages.train import report_training, summary
 from tests.test_training import SETTINGS, new_net, recorded, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

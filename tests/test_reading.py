@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from greedynas.data import DataSettings
-from greedynas.errors import GreedyNASError
-from greedynas.images import square
-from greedynas.reading import FASHION, _from_torchvision
+from greedynas.data.settings import DataSettings
+from greedynas.data.specs import FASHION, _from_torchvision
+from greedynas.data.transforms import square
+from greedynas.runtime.errors import GreedyNASError
 from tests.pictures import opened, paint, picture, pixels, same_batches
 
 # Data sets by name

@@ -8,8 +8,8 @@ from timm.optim import RMSpropTF
 from torch import nn
 
 from greedynas import GreedyNASError
-from greedynas.config import RetrainSettings
-from greedynas.recipes import make_optimizer, make_recipe, make_schedule
+from greedynas.settings.schema import RetrainSettings
+from greedynas.stages.recipes import make_optimizer, make_recipe, make_schedule
 
 STEPS = 100  # an epoch
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas.errors import GreedyNASError
-from greedynas.paths import canonical
 from greedynas.reporting import charts, pages, report, story, tables
 from greedynas.reporting.facts import read_facts
 from greedynas.reporting.search_charts import best_networks, search_charts
-from greedynas.reporting.wording import count, milliseconds, percent, size
 from greedynas.reporting.worth import difference_error, worth
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.text import count, milliseconds, percent, size
+from greedynas.spaces.paths import canonical
 from tests import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

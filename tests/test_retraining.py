@@ -21,22 +21,24 @@ from safetensors.torch import load_file, save_file
 from timm.utils import ModelEmaV3
 from torch.nn import functional as F
 
-from greedynas import GreedyNASError, build_network, fitting, retraining
-from greedynas.bitmaps import unpack_bits
-from greedynas.config import Config, RetrainSettings
-from greedynas.data import ImageSet
-from greedynas.fitting import retrain
-from greedynas.paths import canonical
-from greedynas.recipes import make_optimizer, make_recipe, make_schedule
-from greedynas.retraining import report_retraining, retrain_stage
-from greedynas.runs import Run, read_run_config
-from greedynas.searches import make_requests, search_stage
-from greedynas.stages import train_stage
-from greedynas.state import load_weights
-from greedynas.streams import torch_stream
-from greedynas.supernet import Supernet
-from greedynas.targets import choose_target
-from greedynas.trained import load_network
+from greedynas import GreedyNASError, build_network
+from greedynas.data.loader import ImageSet
+from greedynas.models.model_file import load_network
+from greedynas.models.supernet import Supernet
+from greedynas.rundir.checkpoints import load_weights
+from greedynas.rundir.schemas import unpack_bits
+from greedynas.runtime.rng import torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.spaces.paths import canonical
+from greedynas.stages import network_training
+from greedynas.stages import retrain as retraining
+from greedynas.stages.network_choice import choose_target
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_optimizer, make_recipe, make_schedule
+from greedynas.stages.retrain import report_retraining, retrain_stage
+from greedynas.stages.run import Run, read_run_config
+from greedynas.stages.search import make_requests, search_stage
+from greedynas.stages.train import train_stage
 from tests.test_kill import ENVIRONMENT, ROOT
 from tests.test_latency import made_up
 from tests.test_training import SETTINGS, same_tensors, snapshot, tiny_space
@@ -135,7 +137,7 @@ class Stop(BaseException):
 
 def interrupted(data, folder, at, monkeypatch, **changes):
     """A training that ends in the middle of its update number `at`."""
-    real, calls = fitting.seeded_generators, []
+    real, calls = network_training.seeded_generators, []
 
     def dying(*arguments, **options):
         calls.append(arguments)
@@ -144,7 +146,7 @@ def interrupted(data, folder, at, monkeypatch, **changes):
         return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "seeded_generators", dying)
+        patch.setattr(network_training, "seeded_generators", dying)
         with pytest.raises(Stop):
             trained(data, folder, **changes)
 
@@ -212,7 +214,7 @@ def test_divergence_is_one_line_and_keeps_the_last_good_checkpoint(data, tmp_pat
 def test_distillation_is_what_the_formula_says(temperature):
     recipe = make_recipe(RetrainSettings(temperature=temperature))
     logits, wanted = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
-    found = fitting.distillation_loss(logits, lambda _: wanted, torch.zeros(()), recipe, "fp32")
+    found = network_training.distillation_loss(logits, lambda _: wanted, torch.zeros(()), recipe, "fp32")
     p, q = (wanted / temperature).softmax(1), (logits / temperature).softmax(1)
     assert found.item() == pytest.approx(temperature**2 * (p * (p / q).log()).sum(1).mean().item(), rel=1e-4)
 
@@ -327,7 +329,7 @@ def test_test_results(run):
     test = read(run / "models" / "macs-60K" / "test.json")
     with Run.open(run) as opened:
         config = opened.config()
-    from greedynas.stages import read_data
+    from greedynas.stages.run import read_data
 
     images, labels = read_data(config, torch.device("cpu")).test().eval_batch()
     network, _ = load_network(run / "model.safetensors")
@@ -380,13 +382,13 @@ def test_a_finished_model_is_left_alone_and_the_test_set_is_looked_at_once(run, 
 
 def test_training_uses_train_and_validation_images_and_never_the_test_set(run, monkeypatch):
     seen = []
-    real = fitting.retrain
+    real = network_training.retrain
 
     def watched(network, images, *arguments, **options):
         seen.append(images)
         return real(network, images, *arguments, **options)
 
-    monkeypatch.setattr("greedynas.retraining.retrain", watched)
+    monkeypatch.setattr("greedynas.stages.retrain.retrain", watched)
     stage(run, {"top": 2})
     assert [len(images) for images in seen] == [42, 42, 54]
 
@@ -541,7 +543,7 @@ def test_inheritance_takes_the_weights_of_the_evaluated_path(run):
 def test_top_chooses_on_validation_images(run, monkeypatch):
     """The short trainings are on training images, the choice on validation images, and nothing is trained twice."""
     accuracies = iter([0.3, 0.9, 0.9])
-    monkeypatch.setattr("greedynas.retraining.top_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr("greedynas.stages.retrain.top_accuracy", lambda *_: next(accuracies))
     chosen = read(run / "arch.json")
     result = stage(run, {"top": 3, "top_epochs": 1})
     candidates = read(run / "models" / "macs-60K" / "top.json")["candidates"]
@@ -566,7 +568,7 @@ def test_top_chooses_on_validation_images(run, monkeypatch):
 def test_a_finished_short_training_is_not_repeated(run, searched, tmp_path, monkeypatch):
     settings = {"top": 3, "top_epochs": 2, "checkpoint_steps": 2}
     expected = stage(shutil.copytree(searched, tmp_path / "whole"), settings)
-    real, steps = fitting.seeded_generators, []
+    real, steps = network_training.seeded_generators, []
 
     def counting(*arguments, **options):
         steps.append(arguments)
@@ -574,7 +576,7 @@ def test_a_finished_short_training_is_not_repeated(run, searched, tmp_path, monk
             raise Stop
         return real(*arguments, **options)
 
-    monkeypatch.setattr(fitting, "seeded_generators", counting)
+    monkeypatch.setattr(network_training, "seeded_generators", counting)
     with pytest.raises(Stop):
         stage(run, settings)
     assert len(read(run / "models" / "macs-60K" / "top.json")["candidates"]) == 1

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from greedynas import GreedyNASError, load_space
-from greedynas.config import Config, TrainSettings, all_keys, load_config, preset_names
-from greedynas.data import DataSettings
-from greedynas.runs import FREE, Run, read_config
+from greedynas.data.settings import DataSettings
+from greedynas.greedy.settings import TrainSettings
+from greedynas.jobs.resolving import load_config
+from greedynas.settings.loading import all_keys, preset_names
+from greedynas.settings.schema import Config
+from greedynas.stages.run import FREE, Run, read_config
 from tests.test_training import new_net, new_run, rows_of, same_tensors, train, without_wall_clock
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, filter_paths, load_space
-from greedynas.sampling import fair_paths, sample_paths
+from greedynas.greedy.filtering import sample_paths
+from greedynas.greedy.samplers.fair import fair_paths
 from tests.strategies import paths_of, spaces
 
 MACRO = load_space("macro")

@@ -2,11 +2,11 @@ import math
 
 import pytest
 
-from greedynas.config import TrainSettings
-from greedynas.pool import CandidatePool
-from greedynas.schedule import Schedule, corrected_images, epochs_within, supplement_corrected_images
-from greedynas.state import TrainState
-from greedynas.training import why_stop
+from greedynas.greedy.pool import CandidatePool
+from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within, supplement_corrected_images
+from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.stopping import why_stop
 
 
 def test_the_supplements_numbers():

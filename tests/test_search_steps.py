@@ -5,18 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from greedynas import Budget, evolution, load_space, search
-from greedynas.evolution import (
-    Found,
-    Task,
-    evolutionary_search,
-    initial_population,
-    make_new_population,
-    make_task,
-    random_search,
-    search_steps,
-    survivors,
-)
+from greedynas import Budget, load_space, search
+from greedynas.greedy import search as evolution
+from greedynas.greedy.search import search_steps
+from greedynas.greedy.searchers.evolution import evolutionary_search, initial_population, make_new_population, survivors
+from greedynas.greedy.searchers.random import random_search
+from greedynas.greedy.searchers.task import Found, Task, make_task
 
 MACRO = load_space("macro")
 SEARCHERS = ("evolution", "random")

@@ -10,13 +10,14 @@ import pytest
 import torch
 from scipy import stats
 
-from greedynas import searches, snapshots
-from greedynas.additive import blended
-from greedynas.budget import Budget
-from greedynas.config import SearchSettings
-from greedynas.runs import read_run_config
-from greedynas.searches import SupernetEvaluator, default_name
-from greedynas.targets import choose_target, found_targets
+from greedynas.experimental import snapshots
+from greedynas.experimental.additive import blended
+from greedynas.greedy.settings import SearchSettings
+from greedynas.spaces.budget import Budget
+from greedynas.stages import search
+from greedynas.stages.network_choice import choose_target, found_targets
+from greedynas.stages.run import read_run_config
+from greedynas.stages.search import SupernetEvaluator, default_name
 from tests.test_latency import made_up
 from tests.test_training import SETTINGS, new_net, tiny_space
 
@@ -29,8 +30,8 @@ SMALL = ["--set", "population=6", "--set", "generations=4"]
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory):
     """A finished run; tests search in copies of it."""
-    from greedynas.config import Config
-    from greedynas.stages import train_stage
+    from greedynas.settings.schema import Config
+    from greedynas.stages.train import train_stage
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = Config(name="tiny", space=tiny_space(), data={**DATA, "source": str(photos)}, train=SETTINGS)
@@ -140,7 +141,7 @@ def made_up_accuracies(monkeypatch):
         asked.extend(paths)
         return [ACCURACY.get(tuple(path), 0.0) for path in paths]
 
-    monkeypatch.setattr(searches.SupernetEvaluator, "__call__", accuracies)
+    monkeypatch.setattr(search.SupernetEvaluator, "__call__", accuracies)
     return asked
 
 
@@ -290,7 +291,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, 
     class Killed(BaseException):
         pass
 
-    real, calls = searches.SupernetEvaluator.__call__, []
+    real, calls = search.SupernetEvaluator.__call__, []
 
     def dying(self, paths):
         calls.append(len(paths))
@@ -299,9 +300,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, 
         return real(self, paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(searches.SupernetEvaluator, "__call__", dying)
+        patch.setattr(search.SupernetEvaluator, "__call__", dying)
         with pytest.raises(Killed):
-            searches.search_stage(run, requests_of(run, searcher), None, console())
+            search.search_stage(run, requests_of(run, searcher), None, console())
     assert len(search_of(run, name)["found"]) == 12
     assert greedynas("search", run, *command)[0] == 0
     first, second = search_of(whole, name), search_of(run, name)
@@ -310,7 +311,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(greedynas, run, tmp_path, 
 
 def requests_of(run, searcher):
     limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
-    return searches.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
+    return search.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
 
 
 def test_a_latency_limit_leaves_out_what_has_no_latency(greedynas, run):
@@ -343,8 +344,8 @@ def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
 
     monkeypatch.setattr(snapshots, "evaluate_batches", counting)
     limits = {"macs": (["60K", "55K", "50K"], None), "params": (None, None), "latency_ms": (None, None)}
-    requests = searches.make_requests(run, limits, "evolution", (), True, None, ["population=6", "generations=4"], None)
-    searches.search_stage(run, requests, None, console())
+    requests = search.make_requests(run, limits, "evolution", (), True, None, ["population=6", "generations=4"], None)
+    search.search_stage(run, requests, None, console())
     assert 0 < len(evaluated) == len(set(evaluated)) < 72
 
 

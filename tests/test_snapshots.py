@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import save as save_file
 
-from greedynas import searches, telemetry
-from greedynas.config import Config, SearchSettings, TrainSettings
-from greedynas.evaluation import evaluate_paths
-from greedynas.planning import _search
-from greedynas.runs import Run, read_checkpoint, step_of
-from greedynas.schedule import Schedule
-from greedynas.searches import SupernetEvaluator, load_supernet
-from greedynas.snapshots import load_snapshots
-from greedynas.state import load_weights
+from greedynas.experimental.snapshots import load_snapshots
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.schedule import Schedule
+from greedynas.greedy.settings import SearchSettings, TrainSettings
+from greedynas.jobs.estimates import _search
+from greedynas.rundir.checkpoints import load_weights, read_checkpoint, step_of
+from greedynas.rundir import journal
+from greedynas.settings.schema import Config
+from greedynas.stages import search
+from greedynas.stages.run import Run
+from greedynas.stages.search import SupernetEvaluator, load_supernet
 from greedynas.studies.supernets import load_trained, rank_paths
 from tests.test_training import SETTINGS, new_net, recorded, same_tensors, snapshot, tiny_space, train
 
@@ -53,7 +55,7 @@ def plain_accuracies(data, file):
 
 def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
     """A training that ends without a word after so many steps, and the same command again."""
-    due = telemetry.Checkpointing.if_due
+    due = journal.Checkpointing.if_due
 
     def stopping(self, path=None):
         due(self, path)
@@ -61,7 +63,7 @@ def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(telemetry.Checkpointing, "if_due", stopping)
+        patch.setattr(journal.Checkpointing, "if_due", stopping)
         with pytest.raises(KeyboardInterrupt):
             recorded(folder, data, **settings)
     recorded(folder, data, **settings)
@@ -158,8 +160,8 @@ def test_a_training_that_stops_at_a_snapshot_counts_its_last_step_once(data, tmp
     # The search, from the same run
     limits = dict.fromkeys(("macs", "params", "latency_ms"), (None, None))
     few = ["population=2", "generations=1"]
-    requests = searches.make_requests(tmp_path / "run", limits, "random", (), True, None, few, None)
-    (found,) = searches.search_stage(tmp_path / "run", requests, None, Console(file=io.StringIO()), data)
+    requests = search.make_requests(tmp_path / "run", limits, "random", (), True, None, few, None)
+    (found,) = search.search_stage(tmp_path / "run", requests, None, Console(file=io.StringIO()), data)
     assert (found["supernet_step"], found["supernets"]) == (max(files), 2)
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from greedynas.config import Config, RetrainSettings
-from greedynas.paths import parse_path
-from greedynas.retraining import retrain_stage
-from greedynas.searches import make_requests, search_stage
-from greedynas.space import load_space
-from greedynas.stages import train_stage
+from greedynas.models.model_file import load_network
+from greedynas.models.supernet import Supernet
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.spaces.paths import parse_path
+from greedynas.spaces.space import load_space
+from greedynas.stages.retrain import retrain_stage
+from greedynas.stages.search import make_requests, search_stage
+from greedynas.stages.train import train_stage
 from greedynas.studies.supernets import load_trained, rank_paths
-from greedynas.supernet import Supernet
-from greedynas.trained import load_network
 from tests.test_retraining import DATA
 from tests.test_training import SETTINGS, tiny_space
 

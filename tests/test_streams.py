@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from greedynas.streams import stream, torch_stream, uniforms
+from greedynas.runtime.rng import stream, torch_stream, uniforms
 
 SEEDS = st.integers(0, 2**63 - 1)
 

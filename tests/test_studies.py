@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greedynas.errors import GreedyNASError
 from greedynas.reporting.cells import Table
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.studies import study as studies
 from greedynas.studies.study import Panel, Part, Study, json_safe, publish, run_parts
 

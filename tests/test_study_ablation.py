@@ -7,9 +7,9 @@ import pytest
 import yaml
 from rich.console import Console
 
-from greedynas.budget import Budget
-from greedynas.studies.ablation import NETS, PAIRS, ablation_parts, ablation_study, study_ablation
-from greedynas.studies.comparisons import Options
+from greedynas.spaces.budget import Budget
+from greedynas.studies.ablation.run import NETS, PAIRS, ablation_parts, ablation_study, study_ablation
+from greedynas.studies.contests import Options
 from greedynas.studies.study import run_parts
 from tests.test_study_methods import SMALL, write_config
 

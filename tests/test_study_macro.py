@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from greedynas.additive import additive_model
-from greedynas.config import load_config
-from greedynas.errors import GreedyNASError
-from greedynas.evaluation import evaluate_paths
-from greedynas.paths import canonical
-from greedynas.schedule import Schedule, corrected_images, epochs_within
-from greedynas.space import load_space
-from greedynas.streams import stream
-from greedynas.studies.macro import (
+from greedynas.experimental.additive import additive_model
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within
+from greedynas.greedy.training import calibration_images
+from greedynas.jobs.resolving import load_config
+from greedynas.models.nwot import nwot_score
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.rng import stream
+from greedynas.spaces.paths import canonical
+from greedynas.spaces.space import load_space
+from greedynas.studies.macro.results import found_within, measures, paired, reference_rankings, summarised
+from greedynas.studies.macro.run import (
     METHODS,
     MacroOptions,
     make_part,
@@ -27,18 +30,9 @@ from greedynas.studies.macro import (
     untrained_part,
     with_epochs,
 )
-from greedynas.studies.macro_results import (
-    found_within,
-    measures,
-    paired,
-    reference_rankings,
-    summarised,
-)
 from greedynas.studies.study import Done
 from greedynas.studies.supernets import load_trained, within_cost
 from greedynas.studies.truth import Truth, read_truth
-from greedynas.training import calibration_images
-from greedynas.untrained import nwot_score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,16 +8,16 @@ import pytest
 import yaml
 from rich.console import Console
 
-from greedynas.budget import Budget
-from greedynas.config import load_config
-from greedynas.paths import canonical, parse_path
-from greedynas.schedule import supplement_corrected_images
-from greedynas.space import load_space
-from greedynas.streams import stream
-from greedynas.studies import comparisons
-from greedynas.studies import methods as study_methods
-from greedynas.studies.comparisons import with_cost
-from greedynas.studies.methods import METHODS, MethodsOptions, every_nth
+from greedynas.greedy.schedule import supplement_corrected_images
+from greedynas.jobs.resolving import load_config
+from greedynas.runtime.rng import stream
+from greedynas.spaces.budget import Budget
+from greedynas.spaces.paths import canonical, parse_path
+from greedynas.spaces.space import load_space
+from greedynas.studies import contests
+from greedynas.studies.contests import with_cost
+from greedynas.studies.methods import run as study_methods
+from greedynas.studies.methods.run import METHODS, MethodsOptions, every_nth
 from greedynas.studies.study import read_part
 from greedynas.studies.truth import read_truth
 from greedynas.studies.verdicts import NO_DIFFERENCE, differences, judged, summaries
@@ -141,8 +141,8 @@ def test_the_same_command_again_does_only_what_is_missing(finished, photos, monk
         raise AssertionError("a finished part was done again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparisons, "train_stage", fail)
-        patch.setattr("greedynas.retraining.train_and_test", fail)
+        patch.setattr(contests, "train_stage", fail)
+        patch.setattr("greedynas.stages.retrain.train_and_test", fail)
         table = folder.parent / "latency.json"
         # Finished on another machine: the images need not be here.
         assert run_study(folder, "elsewhere", file, latency_table=table)["results"] == study["results"]
@@ -273,7 +273,7 @@ def test_no_data_auto_uneven_layers_and_no_pymoo(greedynas, photos, tmp_path, mo
     assert (
         "the fair sampler needs as many ops" in greedynas("study", "methods", file, "--data", photos, "--out", out)[2]
     )
-    monkeypatch.setattr(comparisons, "find_spec", lambda name: None)
+    monkeypatch.setattr(contests, "find_spec", lambda name: None)
     code, _, err = greedynas("study", "methods", file, "--data", photos, "--out", out)
     assert (code, err.count("\n")) == (2, 1)
     assert "need pymoo" in err

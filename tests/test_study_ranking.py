@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greedynas.config import Config, load_config
-from greedynas.evaluation import evaluate_paths
-from greedynas.runs import config_text, read_run_config
-from greedynas.space import load_space
-from greedynas.stages import train_stage
-from greedynas.streams import stream
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.jobs.resolving import load_config
+from greedynas.runtime.rng import stream
+from greedynas.settings.schema import Config
+from greedynas.spaces.space import load_space
+from greedynas.stages.run import config_text, read_run_config
+from greedynas.stages.train import train_stage
 from greedynas.studies.correlations import rank_correlations
-from greedynas.studies.ranking import random_paths
+from greedynas.studies.ranking.run import random_paths
 from greedynas.studies.supernets import load_trained, new_supernet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +34,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def studied(run):
     """The study of it, with a uniform rival that is trained for it."""
-    from greedynas.studies.ranking import RankingOptions, study_ranking
+    from greedynas.studies.ranking.run import RankingOptions, study_ranking
 
     options = RankingOptions(train_uniform=True, paths=60, images=(10, 40), draws=2, jobs=1)
     return study_ranking(run, run / "studies" / "ranking", options, QUIET)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from greedynas.studies.theory import at_least
+from greedynas.studies.theory.run import at_least
 
 
 def test_the_papers_two_numbers():

@@ -8,15 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas.averaging import AveragedWeights
-from greedynas.config import Config, TrainSettings
-from greedynas.planning import _supernet
-from greedynas.pool import CandidatePool
-from greedynas.runs import read_checkpoint
-from greedynas.schedule import Schedule, epochs_within
-from greedynas.state import TrainState
+from greedynas.greedy.pool import CandidatePool
+from greedynas.greedy.schedule import Schedule, epochs_within
+from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.stopping import why_stop
+from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.training import begin_anew
+from greedynas.jobs.estimates import _supernet
+from greedynas.models.ema import AveragedWeights
+from greedynas.rundir.checkpoints import read_checkpoint
+from greedynas.settings.schema import Config
 from greedynas.studies.supernets import load_trained, rank_paths
-from greedynas.training import TrainingStep, begin_anew, make_optimizer, why_stop
 from tests.test_graphs import Recorded
 from tests.test_snapshots import PATHS, checkpoints, killed_and_resumed, plain_accuracies
 from tests.test_training import SETTINGS, new_net, recorded, rows_of, same_tensors, tiny_space, train
@@ -149,8 +152,8 @@ def test_averages_do_not_remember_the_supernet_before(data, tmp_path):
 
 def test_recorded_steps_are_told_of_the_fresh_weights(data, monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
     train(data, **{**TWO, "supernets": 3})
     assert [recorder.refreshed for recorder in Recorded.made] == [2]
 

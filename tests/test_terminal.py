@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 import greedynas
-from greedynas.cleaning import clean, logger
-from greedynas.telemetry import _progress
-from greedynas.terminal import make_console, text_column
+from greedynas.rundir.journal import _progress
+from greedynas.runtime.terminal import make_console, text_column
+from greedynas.runtime.text import clean, logger
 from tests.test_training import SETTINGS, tiny_space
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07[/x][bold]\r\nerror: forged\u202e\x9b31m\u2028\x7f:smile:"

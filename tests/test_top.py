@@ -10,14 +10,14 @@ import torch
 from rich.console import Console
 
 from greedynas import build_network
-from greedynas.config import Config, RetrainSettings
-from greedynas.fitting import retrain
-from greedynas.images import normalisation
-from greedynas.recipes import make_recipe
-from greedynas.retraining import retrain_stage
-from greedynas.searches import make_requests, search_stage
-from greedynas.stages import train_stage
-from greedynas.streams import torch_stream
+from greedynas.data.transforms import normalisation
+from greedynas.runtime.rng import torch_stream
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.network_training import retrain
+from greedynas.stages.recipes import make_recipe
+from greedynas.stages.retrain import retrain_stage
+from greedynas.stages.search import make_requests, search_stage
+from greedynas.stages.train import train_stage
 from tests.pictures import opened, picture
 from tests.test_retraining import DATA
 from tests.test_training import SETTINGS, tiny_space

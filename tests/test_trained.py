@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import greedynas
 from greedynas import Fixed, GreedyNASError, Space, Stage, load_space
-from greedynas.files import write_json
-from greedynas.images import normalisation
-from greedynas.streams import torch_stream
-from greedynas.trained import Card, find_model, load_network, make_network, read_card, save_network
+from greedynas.data.transforms import normalisation
+from greedynas.models.model_file import Card, find_model, load_network, make_network, read_card, save_network
+from greedynas.runtime.files import write_json
+from greedynas.runtime.rng import torch_stream
 from tests.test_supernet import with_lively_statistics
 from tests.test_training import tiny_space
 

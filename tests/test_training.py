@@ -9,16 +9,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, Supernet, compact, training
-from greedynas.config import Config, TrainSettings, load_config
-from greedynas.data import DataSettings, open_data
-from greedynas.evaluation import BN_MODES
-from greedynas.runs import Run
-from greedynas.sampling import fair_paths
-from greedynas.stages import supernet_of
-from greedynas.state import TrainState, load_weights
-from greedynas.streams import stream, torch_stream
-from greedynas.training import filter_on_validation, make_optimizer, train_step, train_supernet
+from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, Supernet, compact
+from greedynas.data.datasets import open_data
+from greedynas.data.settings import DataSettings
+from greedynas.greedy import training
+from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.train_step import make_optimizer, train_step
+from greedynas.greedy.training import filter_on_validation, train_supernet
+from greedynas.jobs.resolving import load_config
+from greedynas.models.batchnorm import BN_MODES
+from greedynas.rundir.checkpoints import load_weights
+from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.schema import Config
+from greedynas.stages.run import Run, supernet_of
 from tests.pictures import paint
 from tests.test_evaluation import one_at_a_time
 from tests.test_pool import Reference

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from greedynas.errors import GreedyNASError
-from greedynas.paths import canonical
-from greedynas.space import load_space
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.spaces.paths import canonical
+from greedynas.spaces.space import load_space
 from greedynas.studies.correlations import rank_correlations
 from greedynas.studies.truth import find_truth, read_truth
 from tests.synthetic_files import deviation

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from greedynas import images, imagesets
-from greedynas.errors import GreedyNASError
-from greedynas.images import Unreadable, View
-from greedynas.sources import Files
+from greedynas.data import loader, transforms
+from greedynas.data.sources import Files
+from greedynas.data.transforms import Unreadable, View
+from greedynas.runtime.errors import GreedyNASError
 from tests.pictures import opened, paint, picture, spoil
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def test_damage_makes_an_image_unreadable_or_different_but_nothing_worse(tmp_pat
         file.write_bytes(damaged)
         for numbers in (None, rng.random(23)):
             with contextlib.suppress(Unreadable):
-                assert imagesets._read(source, 0, view, numbers).shape == (8, 8, 3)
+                assert loader._read(source, 0, view, numbers).shape == (8, 8, 3)
 
 
 # Memory
@@ -169,7 +169,7 @@ def test_a_picture_that_is_too_large_is_skipped_and_named(tmp_path):
 
 def test_a_progressive_jpeg_keeps_all_its_coefficients(monkeypatch):
     """However small it becomes while it is decoded."""
-    monkeypatch.setattr(images, "MAX_DECODED", 400_000)
+    monkeypatch.setattr(transforms, "MAX_DECODED", 400_000)
     for progressive, subsampling, fits in ((False, 0, True), (True, 0, False), (True, 2, True)):
         file = io.BytesIO()
         picture(0, (320, 320)).save(file, "JPEG", progressive=progressive, subsampling=subsampling)
@@ -177,4 +177,4 @@ def test_a_progressive_jpeg_keeps_all_its_coefficients(monkeypatch):
             Image.open(file) as image,
             contextlib.nullcontext() if fits else pytest.raises(Unreadable, match="decoding it takes 1 MB"),
         ):
-            assert images.square(image, 3, 8).shape == (8, 8, 3)
+            assert transforms.square(image, 3, 8).shape == (8, 8, 3)

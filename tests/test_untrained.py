@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from greedynas.network import build_network
-from greedynas.space import Fixed, Space, Stage
-from greedynas.streams import torch_stream
-from greedynas.untrained import code_agreement, nwot_score
+from greedynas.models.network import build_network
+from greedynas.models.nwot import code_agreement, nwot_score
+from greedynas.runtime.rng import torch_stream
+from greedynas.spaces.space import Fixed, Space, Stage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,14 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas.bench.floor import wait
-from greedynas.data import Data, DataSettings, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.images import View
-from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cores, cpus, machine_memory
-from greedynas.reporting.wording import duration, percent, size
-from greedynas.sources import Arrays, Files, Source, Splits
-from greedynas.space import Space
-from greedynas.streams import stream
+from greedynas.data.datasets import Data, open_data
+from greedynas.data.loader import ImageSet, Rows, Shelf, Shelves, cores, cpus, machine_memory
+from greedynas.data.settings import DataSettings
+from greedynas.data.sources import Arrays, Files, Source, Splits
+from greedynas.data.transforms import View
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.rng import stream
+from greedynas.runtime.text import duration, percent, size
+from greedynas.spaces.space import Space
 
 BATCH = 64  # images that a worker decodes at a time, here: few, so that the rate settles within seconds
 MOST = 20_000  # different files that are read

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from greedynas.blocks import make_block
-from greedynas.cost import CostTable
-from greedynas.space import Layer, Space
+from greedynas.models.blocks import make_block
+from greedynas.spaces.costs import CostTable
+from greedynas.spaces.space import Layer, Space
 
 TRAINING = 3  # times the traffic of a forward pass
 COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes: far more than any cache holds

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table, wait
 from greedynas.bench.variants import Subject
-from greedynas.config import Config
-from greedynas.cost import CostTable, IntArray, tree_cost
-from greedynas.data import Data
-from greedynas.gpu import engine
+from greedynas.data.datasets import Data
 from greedynas.gpu.recording import SMALL, worth_recording
-from greedynas.paths import OpPath
-from greedynas.pool import CandidatePool
-from greedynas.state import TrainState
-from greedynas.streams import stream
-from greedynas.training import filter_on_validation
+from greedynas.greedy.pool import CandidatePool
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.training import filter_on_validation
+from greedynas.models.engine import warm_up
+from greedynas.runtime.rng import stream
+from greedynas.settings.schema import Config
+from greedynas.spaces.costs import CostTable, IntArray, tree_cost
+from greedynas.spaces.paths import OpPath
 
 GROUP = 20  # steps of small images on a GPU that are timed together: one alone is shorter than waiting for it
 SUBTREE = 729  # paths of which a ranking is projected
@@ -98,7 +98,7 @@ def training_step(subject: Subject, work: Work) -> Measurement:
     with subject.running():
         start = time.perf_counter()
         if subject.variant.ours and work.device.type == "cuda" and not worth_recording(images):
-            engine.warm_up(work.config.space, work.batch, work.device)
+            warm_up(work.config.space, work.batch, work.device)
         step = subject.step()
 
         def train(path: OpPath) -> None:

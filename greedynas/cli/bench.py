@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from greedynas.cli.options import JsonOption, SeedOption, app, print_json, shown_console
-from greedynas.errors import GreedyNASError
+from greedynas.runtime.errors import GreedyNASError
 
 EXAMPLES = (
     "Example: greedynas bench mobilenet macro --out bench.json · greedynas bench data --data photos/ --image-size 224 · "
@@ -101,8 +101,8 @@ def _data(
     from greedynas.bench.benchmark import measured_need
     from greedynas.bench.cost import recorded_need
     from greedynas.bench.data import Need, check_source, feed_facts, measure_feed, show_feed
-    from greedynas.files import write_json
-    from greedynas.stages import choose_device
+    from greedynas.runtime.devices import choose_device
+    from greedynas.runtime.files import write_json
 
     device = choose_device(device_name)
     console = shown_console(as_json)

@@ -17,10 +17,10 @@ from greedynas.cli.options import (
     shown_console,
 )
 from greedynas.cli.studies import JobsOption, StudyOut, study_app
-from greedynas.errors import GreedyNASError
+from greedynas.runtime.errors import GreedyNASError
 
 if TYPE_CHECKING:
-    from greedynas.budget import Budget
+    from greedynas.spaces.budget import Budget
 
 ConfigArgument = Annotated[
     str, typer.Argument(help="A preset (fashion, cifar10, imagenet, imagenet-se), a YAML file, or a run directory.")
@@ -75,8 +75,8 @@ def methods(
 
     --set key=value changes all methods, --set uniform.key=value one of them.
     """
-    from greedynas.studies.methods import METHODS, SEARCHERS, MethodsOptions, study_methods
-    from greedynas.studies.methods import quick as quickly
+    from greedynas.studies.methods.run import METHODS, SEARCHERS, MethodsOptions, study_methods
+    from greedynas.studies.methods.run import quick as quickly
 
     options = MethodsOptions(
         preset=config,
@@ -118,9 +118,9 @@ def ablation(
     as_json: JsonOption = False,
 ) -> None:
     """Table 4: filtering and the three uses of the pool, each on and off, Net1 to Net6."""
-    from greedynas.studies.ablation import quick as quickly
-    from greedynas.studies.ablation import study_ablation
-    from greedynas.studies.comparisons import Options
+    from greedynas.studies.ablation.run import quick as quickly
+    from greedynas.studies.ablation.run import study_ablation
+    from greedynas.studies.contests import Options
 
     options = Options(
         preset=config,
@@ -139,14 +139,14 @@ def ablation(
 
 
 def _changes(settings: list[str] | None, data: str | None) -> dict[str, Any]:
-    from greedynas.config import parse_assignments
+    from greedynas.settings.loading import parse_assignments
 
     changes = parse_assignments(settings or [])
     return changes if data is None else {**changes, "data.source": data}
 
 
 def _budget(flops: list[str] | None, params: list[str] | None, latency: list[str] | None) -> "Budget":
-    from greedynas.budget import parse_limits
+    from greedynas.spaces.budget import parse_limits
 
     budgets = parse_limits({"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)})
     if len(budgets) > 1:

@@ -15,13 +15,13 @@ from greedynas.cli import stages  # noqa: F401 (the verbs of all these, in the o
 # isort: split
 from greedynas.cli import bench, contests, studies  # noqa: F401
 from greedynas.cli.options import JsonOption, app, print_json, shown_console, write_text
-from greedynas.errors import GreedyNASError
-from greedynas.stopping import Stopped, signals_caught
-from greedynas.terminal import complain, make_console, say, steady_streams
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.signals import Stopped, signals_caught
+from greedynas.runtime.terminal import complain, make_console, say, steady_streams
 
 if TYPE_CHECKING:
-    from greedynas.latency import LatencyTable
-    from greedynas.space import Space
+    from greedynas.spaces.latency import LatencyTable
+    from greedynas.spaces.space import Space
 
 # OpenMP's threads wait for each other by spinning. Beside any other busy process on a small machine that made training a
 # hundred times slower (2,200 ms a step instead of 18, on 2 cores); after few turns they sleep instead, for 20% when alone.
@@ -48,7 +48,7 @@ def root(
 ) -> None:
     """A small image classifier for your data and hardware budget, by one-shot search with a greedy supernet."""
     if version:
-        from greedynas import __version__
+        from greedynas._version import __version__
 
         say(__version__)
     elif context.invoked_subcommand is None:
@@ -68,11 +68,11 @@ def describe(
     as_json: JsonOption = False,
 ) -> None:
     """What is in a space, or what a network costs layer by layer."""
-    from greedynas import describe as describing
-    from greedynas.drawing import draw_path
-    from greedynas.known import resolve
-    from greedynas.latency import load_latency_table
-    from greedynas.space import load_space
+    from greedynas.spaces import describe as describing
+    from greedynas.spaces.drawing import draw_path
+    from greedynas.spaces.latency import load_latency_table
+    from greedynas.spaces.space import load_space
+    from greedynas.spaces.zoo import resolve
 
     if svg is not None and path is None:
         raise GreedyNASError("--svg draws a network: name one with --path")
@@ -122,12 +122,12 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Time every block of a space on this machine, one image at a time, and a few whole networks."""
-    from greedynas.space import load_space
+    from greedynas.spaces.space import load_space
 
     home = load_space(space).adapt(classes, image_size)
     if not out.parent.is_dir() or out.is_dir():  # before minutes of measuring, not after
         raise GreedyNASError(f"cannot write {out}")
-    from greedynas.timing import measure_latency, show_progress
+    from greedynas.deploy.latency_measurement import measure_latency, show_progress
 
     with show_progress(make_console(stderr=True)) as progress:
         table = measure_latency(home, backend, device=device, threads=threads, repeats=repeats, progress=progress)
@@ -150,15 +150,15 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Make a latency table of timings from elsewhere."""
-    from greedynas.latency import import_latency
-    from greedynas.space import load_space
+    from greedynas.deploy.latency_import import import_latency
+    from greedynas.spaces.space import load_space
 
     home = load_space(space).adapt(classes, image_size)
     _finish_table(import_latency(file, home, nearest_width=nearest_width), home, out, as_json)
 
 
 def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: bool) -> None:
-    from greedynas.describe import show_table, table_facts
+    from greedynas.spaces.describe import show_table, table_facts
 
     table.save(out)
     if as_json:
@@ -175,7 +175,7 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Classify images with a trained network."""
-    from greedynas.prediction import predict, prediction_facts, show_predictions
+    from greedynas.deploy.prediction import predict, prediction_facts, show_predictions
 
     predictions = predict(model, images, top=top)
     if as_json:
@@ -190,7 +190,7 @@ def main() -> None:
         _run_steadily()
     except SystemExit as end:
         if "WORLD_SIZE" in os.environ:
-            from greedynas.distributed import leave
+            from greedynas.runtime.parallel.ranks import leave
 
             leave(end.code if isinstance(end.code, int) else 0)
         raise
@@ -251,8 +251,8 @@ def _ranks() -> AbstractContextManager[None]:
 
     import torch
 
-    from greedynas import __version__
-    from greedynas.distributed import ranks
+    from greedynas._version import __version__
+    from greedynas.runtime.parallel.ranks import ranks
 
     versions = {"version of greedynas": __version__, "version of PyTorch": torch.__version__}
     return ranks({**versions, "command": shlex.join(sys.argv[1:])})

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from greedynas.errors import GreedyNASError
-from greedynas.terminal import make_console, say
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.terminal import make_console, say
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -76,9 +76,9 @@ def _finite(value: object) -> object:
 
 def _speaks() -> bool:
     """Of several ranks the first one does."""
-    from greedynas import distributed
+    from greedynas.runtime.parallel import ranks
 
-    return distributed.is_first()
+    return ranks.is_first()
 
 
 def write_text(file: Path, text: str) -> None:

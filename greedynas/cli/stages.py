@@ -25,8 +25,8 @@ from greedynas.cli.options import (
     say_next,
     shown_console,
 )
-from greedynas.errors import GreedyNASError
-from greedynas.terminal import say
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.terminal import say
 
 HoursOption = Annotated[float | None, typer.Option("--hours", help="Fit the whole job into this time.")]
 
@@ -36,7 +36,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("greedynas-demo"),
 ) -> None:
     """The whole job on the embedded Fashion-MNIST sample, on a CPU, in a couple of minutes."""
-    from greedynas.demo import run_demo
+    from greedynas.jobs.demo import run_demo
 
     run_demo(out, shown_console())
 
@@ -62,10 +62,10 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """The whole job: train a supernet, search it, retrain what was found, export it and write the report."""
-    from greedynas.budget import parse_limits
-    from greedynas.config import parse_assignments
-    from greedynas.job import Baseline, report_job, run_job
-    from greedynas.settings import settings_of
+    from greedynas.jobs.job import Baseline, report_job, run_job
+    from greedynas.jobs.resolving import settings_of
+    from greedynas.settings.loading import parse_assignments
+    from greedynas.spaces.budget import parse_limits
 
     if out is None:
         raise GreedyNASError("name the run directory with --out")
@@ -100,8 +100,8 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a supernet: greedy (Algorithms 1 and 2), or one of the methods it is compared with."""
-    from greedynas.config import parse_assignments
-    from greedynas.settings import settings_of
+    from greedynas.jobs.resolving import settings_of
+    from greedynas.settings.loading import parse_assignments
 
     changes = parse_assignments(settings or [])
     changes |= {
@@ -112,7 +112,7 @@ def train(
     console = shown_console(as_json)
     config, _ = settings_of(preset, changes, out, console)
     if only_plan:
-        from greedynas.stages import plan, plan_table
+        from greedynas.stages.train import plan, plan_table
 
         if as_json:
             print_json({"config": config.model_dump(mode="json"), "plan": plan(config)})
@@ -126,8 +126,8 @@ def train(
         return
     if out is None:
         raise GreedyNASError("name the run directory with --out")
-    from greedynas.budget import told_count
-    from greedynas.stages import report_training, train_stage
+    from greedynas.spaces.budget import told_count
+    from greedynas.stages.train import report_training, train_stage
 
     result = train_stage(config, out, console)
     if as_json:
@@ -168,8 +168,9 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
-    from greedynas.fetching import Told
-    from greedynas.searches import make_requests, report_searches, search_stage
+    from greedynas.data.settings import Told
+    from greedynas.stages.search import make_requests, search_stage
+    from greedynas.stages.search_summary import report_searches
 
     limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
     chosen = tuple(objectives.split(",")) if front else ()
@@ -218,10 +219,10 @@ def retrain(
     as_json: JsonOption = False,
 ) -> None:
     """Train the found network (or another one) from scratch, and test it."""
-    from greedynas.config import changed_section, parse_assignments
-    from greedynas.fetching import Told
-    from greedynas.retraining import report_retraining, retrain_stage
-    from greedynas.runs import read_run_config
+    from greedynas.data.settings import Told
+    from greedynas.settings.loading import changed_section, parse_assignments
+    from greedynas.stages.retrain import report_retraining, retrain_stage
+    from greedynas.stages.run import read_run_config
 
     changes = parse_assignments(settings or [])
     asked = {"recipe": recipe, "inherit": inherit or None, "teacher": teacher, "top": top}
@@ -259,9 +260,9 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the trained network for other tools: ONNX in three precisions, safetensors with a card."""
-    from greedynas.distributed import on_first
-    from greedynas.export import export_stage, report_export
-    from greedynas.fetching import Told
+    from greedynas.data.settings import Told
+    from greedynas.runtime.parallel.ranks import on_first
+    from greedynas.stages.export import export_stage, report_export
 
     console = shown_console(as_json)
     asked = {"model": model, "formats": formats or ("onnx", "safetensors"), "named": Told(data, data_root)}
@@ -276,8 +277,8 @@ def export(
 @app.command(epilog="Example: greedynas report runs/photos")
 def report(run: RunArgument, as_json: JsonOption = False) -> None:
     """Write DIR/report.html: one page, without the network, that shows what was found and why."""
-    from greedynas.distributed import on_first
     from greedynas.reporting.report import report_stage
+    from greedynas.runtime.parallel.ranks import on_first
 
     console = shown_console(as_json)
     result = on_first(lambda: report_stage(run, console))

@@ -16,7 +16,7 @@ from greedynas.cli.options import (
     print_json,
     shown_console,
 )
-from greedynas.terminal import say
+from greedynas.runtime.terminal import say
 
 study_app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(study_app, name="study", help="The paper's studies, on your own data: is the ranking real?")
@@ -43,7 +43,7 @@ def theory(
     as_json: JsonOption = False,
 ) -> None:
     """Theorem 1 and Figure 2: how likely are at least k good paths among m, with and without the pool?"""
-    from greedynas.studies.theory import study_theory
+    from greedynas.studies.theory.run import study_theory
 
     result = study_theory(out, shown_console(as_json), m, k, q, epsilon)
     if as_json:
@@ -99,9 +99,9 @@ def macro(
 
     --set key=value changes all methods, --set greedy.key=value one of them.
     """
-    from greedynas.config import parse_assignments
-    from greedynas.studies.macro import METHODS, MacroOptions, study_macro
-    from greedynas.studies.macro import quick as quickly
+    from greedynas.settings.loading import parse_assignments
+    from greedynas.studies.macro.run import METHODS, MacroOptions, study_macro
+    from greedynas.studies.macro.run import quick as quickly
 
     changes = parse_assignments(settings or [])
     options = MacroOptions(
@@ -147,8 +147,8 @@ def ranking(
     as_json: JsonOption = False,
 ) -> None:
     """Table 3 and Figure 3: do few validation images rank paths as all of them do?"""
-    from greedynas.fetching import Told
-    from greedynas.studies.ranking import RankingOptions, study_ranking
+    from greedynas.data.settings import Told
+    from greedynas.studies.ranking.run import RankingOptions, study_ranking
 
     options = RankingOptions(
         uniform=uniform,

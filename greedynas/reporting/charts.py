@@ -15,10 +15,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from greedynas.config import TrainSettings
+from greedynas.greedy.schedule import Schedule
+from greedynas.greedy.settings import TrainSettings
 from greedynas.reporting.facts import Training
-from greedynas.reporting.records import Epoch
-from greedynas.schedule import Schedule
+from greedynas.rundir.schemas import Epoch
 
 # Okabe and Ito's colours, which the common colour blindnesses tell apart; darkened or lightened for contrast.
 BLUE, ORANGE, GREEN, PURPLE, OCHRE, GREY = "#0072b2", "#d55e00", "#00855f", "#a2508a", "#a67c00", "#7a838c"

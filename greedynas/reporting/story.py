@@ -4,12 +4,13 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from greedynas.copies import withheld_sentence
-from greedynas.reporting.choice import choice_told
+from greedynas.data.copies import withheld_sentence
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.records import Search, Tested
-from greedynas.reporting.wording import cost, count, epochs, limits, milliseconds, percent, points, size
 from greedynas.reporting.worth import CHANCE, difference_error, random_rivals
+from greedynas.rundir.schemas import Search, Tested
+from greedynas.runtime.text import cost, count, epochs, milliseconds, percent, points, size
+from greedynas.spaces.budget import limits
+from greedynas.stages.search_summary import choice_told
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from greedynas.known import known_networks
-from greedynas.paths import pretty
-from greedynas.ratio import plausible
+from greedynas.greedy.ratio import plausible
+from greedynas.greedy.schedule import PAPER_RATIO
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import standard_error
-from greedynas.reporting.records import Exported, Search, Tested
 from greedynas.reporting.search_charts import started
 from greedynas.reporting.story import caveats
-from greedynas.reporting.wording import count, duration, epochs, limits, milliseconds, percent, size
 from greedynas.reporting.worth import CHANCE
-from greedynas.schedule import PAPER_RATIO
+from greedynas.rundir.schemas import Exported, Search, Tested
+from greedynas.runtime.text import count, duration, epochs, milliseconds, percent, size
+from greedynas.spaces.budget import limits
+from greedynas.spaces.paths import pretty
+from greedynas.spaces.zoo import known_networks
 
 MAX_ROWS = 60
 

@@ -11,22 +11,26 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.averaging import evaluated
-from greedynas.config import Config, SearchSettings
-from greedynas.data import Data, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.evaluation import BNMode, Evaluation
+from greedynas.data.datasets import Data, open_data
+from greedynas.data.specs import FORMS
+from greedynas.experimental.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.gpu import engine
-from greedynas.paths import OpPath
-from greedynas.reading import FORMS
-from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoint
-from greedynas.schedule import Schedule, epochs_within
-from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
-from greedynas.stages import choose_device, choose_precisions, supernet_of, train_stage
-from greedynas.state import TrainState, fitting, load_weights
-from greedynas.streams import stream
-from greedynas.supernet import Supernet
-from greedynas.training import calibration_images
+from greedynas.greedy.evaluation import Evaluation
+from greedynas.greedy.schedule import Schedule, epochs_within
+from greedynas.greedy.settings import SearchSettings
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.training import calibration_images
+from greedynas.models.batchnorm import BNMode
+from greedynas.models.ema import evaluated
+from greedynas.models.supernet import Supernet
+from greedynas.rundir.checkpoints import DAMAGE, Checkpoint, Checkpoints, fitting, load_weights, read_checkpoint
+from greedynas.runtime.devices import choose_device
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.rng import stream
+from greedynas.settings.schema import Config
+from greedynas.spaces.paths import OpPath
+from greedynas.stages.run import FREE, choose_precisions, supernet_of
+from greedynas.stages.train import train_stage
 
 # Of a part with a "config": its result does not depend on where it was worked out, nor on where the same images lie.
 FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"data.source", "data.root", "data.memory_gb"})

@@ -35,9 +35,9 @@ MOST_NEW = 6  # inputs of a kind that are kept for being new, in one run of this
 MOST_BYTES = 30_000  # of one that is kept
 
 # Loaded once, before processes are forked off.
-MODULES = """greedynas.prediction greedynas.searches greedynas.retraining greedynas.export greedynas.reporting.report
-greedynas.describe greedynas.drawing greedynas.latency greedynas.job greedynas.settings timm pymoo.algorithms.moo.nsga2
-plotly.graph_objects jinja2 greedynas.studies.ranking"""
+MODULES = """greedynas.deploy.prediction greedynas.stages.search greedynas.stages.retrain greedynas.stages.export
+greedynas.reporting.report greedynas.spaces.describe greedynas.spaces.drawing greedynas.spaces.latency greedynas.jobs.job
+greedynas.jobs.resolving timm pymoo.algorithms.moo.nsga2 plotly.graph_objects jinja2 greedynas.studies.ranking.run"""
 
 
 class Found(AssertionError):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from greedynas import load_space
-from greedynas.config import all_keys
-from greedynas.trained import KEY
+from greedynas.models.model_file import KEY
+from greedynas.settings.loading import all_keys
 from tests import hostile_onnx
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS
 from tests.fuzz.make_corpus import NASTY, WORD_LISTS

@@ -31,7 +31,7 @@ from safetensors.torch import save
 
 from greedynas import load_space
 from greedynas.cli import main as cli
-from greedynas.trained import KEY, read_card
+from greedynas.models.model_file import KEY, read_card
 from tests import hostile_onnx
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
 from tests.pictures import paint

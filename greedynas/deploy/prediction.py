@@ -1,0 +1,166 @@
+"""Classify images with a trained network: from its weights, or from an ONNX file in ONNX Runtime."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console, Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from greedynas.data.folders import EXTENSIONS
+from greedynas.data.transforms import Pixels, open_image, reason, square
+from greedynas.deploy.onnx_sandbox import OnnxProcess, images_at_once
+from greedynas.models.footprint import refuse_giants
+from greedynas.models.model_file import KEY, WEIGHTS, Card, find_model, load_network, parse_card
+from greedynas.runtime.errors import GreedyNASError
+
+Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of an image and their probabilities, or why it cannot be read."""
+
+    file: Path
+    classes: tuple[tuple[str, float], ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Named:
+    """An image file, and whether it was named itself rather than found in a folder."""
+
+    file: Path
+    itself: bool
+
+
+def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
+    """Classify image files, and those in folders, with a model: a run directory, a folder `models/NAME`, a
+    `model.safetensors` or an `.onnx` file of greedynas.
+
+    What cannot be read is an error if it was named itself; in a folder it is passed over, and says so in its place.
+    """
+    if top < 1 or batch_size < 1:
+        raise GreedyNASError("at least one class of at least one image at a time")
+    files = list(_find_images(images))
+    classify, card = open_model(model)
+    at_once = images_at_once(max(card.image_size, card.stored_size // 16), batch_size)
+    return _predictions(files, classify, card, min(top, len(card.class_names)), at_once)
+
+
+def open_model(where: Path) -> tuple[Classifier, Card]:
+    """What turns inputs into logits, and the card that says how images become inputs."""
+    file = find_model(where, (WEIGHTS, "model.onnx"))
+    if file.suffix.lower() != ".onnx":
+        network, card = load_network(file)
+        refuse_giants(network, card)
+
+        @torch.inference_mode()
+        def classify(inputs: Tensor) -> Tensor:
+            return network(inputs)
+
+        return classify, card
+    process = OnnxProcess(file, KEY, torch.get_num_threads())
+    card = parse_card(process.card, file)
+    process.open(card.image_channels, card.image_size, len(card.class_names))
+    return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy())), card
+
+
+def read_square(file: Path, card: Card) -> Pixels:
+    """The image as the network's images are kept: (side, side, channels), decoded as in training."""
+    with open_image(file) as image:
+        return square(image, card.image_channels, card.stored_size)
+
+
+def make_input(squares: Sequence[Pixels], card: Card) -> Tensor:
+    """The centres of squares, normalised: float32 (n, channels, size, size)."""
+    margin = (card.stored_size - card.image_size) // 2
+    inner = slice(margin, margin + card.image_size)
+    pixels = torch.from_numpy(np.stack(squares)[:, inner, inner])
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (card.mean, card.std))
+    # The arithmetic of `View.normalise`, so that the bits are those of training.
+    return pixels.float().mul_((1 / (255 * std)).float()).add_((-mean / std).float()).permute(0, 3, 1, 2)
+
+
+def _predictions(
+    files: list[_Named], classify: Classifier, card: Card, top: int, batch_size: int
+) -> Iterator[Prediction]:
+    for start in range(0, len(files), batch_size):
+        batch = files[start : start + batch_size]
+        squares: dict[Path, Pixels] = {}
+        problems: dict[Path, str] = {}
+        for image in batch:
+            try:
+                squares[image.file] = read_square(image.file, card)
+            except Exception as error:  # whatever Pillow raises for a broken file
+                problems[image.file] = reason(error)
+                if image.itself:
+                    raise GreedyNASError(f"cannot read {image.file}: {problems[image.file]}") from None
+        best = iter(_likeliest(classify(make_input(list(squares.values()), card)), card, top) if squares else ())
+        likeliest = {file: next(best) for file in squares}
+        for image in batch:
+            yield Prediction(image.file, likeliest.get(image.file, ()), problems.get(image.file))
+
+
+def _likeliest(logits: Tensor, card: Card, top: int) -> Iterator[tuple[tuple[str, float], ...]]:
+    if not logits.isfinite().all():
+        raise GreedyNASError(
+            f"the outputs of {card.name!r} are not all finite numbers: its weights are damaged, or overflow"
+        )
+    probabilities, classes = logits.float().softmax(1).topk(top, dim=1)
+    for row, names in zip(probabilities.tolist(), classes.tolist(), strict=True):
+        yield tuple((card.class_names[name], probability) for name, probability in zip(names, row, strict=True))
+
+
+def _find_images(images: Sequence[Path]) -> Iterator[_Named]:
+    """Files as they are named; of folders the image files at any depth, by name."""
+    if not images:
+        raise GreedyNASError("name at least one image, or a folder of images")
+    for path in images:
+        if path.is_dir():
+            found = sorted(_images_below(path))
+            if not found:
+                raise GreedyNASError(f"no images in {path}")
+            yield from (_Named(file, itself=False) for file in found)
+        elif path.exists():
+            yield _Named(path, itself=True)
+        else:
+            raise GreedyNASError(f"no such image: {path}")
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and name.lower().endswith(EXTENSIONS):
+                yield Path(parent, name)
+
+
+# What people and programs see
+
+
+def prediction_facts(prediction: Prediction) -> dict[str, Any]:
+    """For `--json`."""
+    classes = [{"name": name, "probability": probability} for name, probability in prediction.classes]
+    return {"file": str(prediction.file), "classes": classes, "error": prediction.error}
+
+
+def show_predictions(predictions: Iterable[Prediction], console: Console) -> None:
+    """Each image with its classes as bars, as soon as it is classified; what could not be read in one line."""
+    for prediction in predictions:
+        title = Text(str(prediction.file), style="bold")
+        if prediction.error is not None:
+            console.print(title, f" skipped: {prediction.error}", sep="", soft_wrap=True)
+            continue
+        table = Table.grid(padding=(0, 1))
+        for name, probability in prediction.classes:
+            bar = ProgressBar(total=1.0, completed=probability, width=24, complete_style="cyan", finished_style="cyan")
+            table.add_row("", Text(f"{probability:7.2%}"), bar, name)
+        console.print(Group(title, table))

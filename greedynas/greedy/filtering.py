@@ -1,0 +1,67 @@
+"""Which paths are trained: Algorithm 1 of the paper (greedy path filtering), and the samplers it is compared with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from greedynas.greedy.pool import CandidatePool
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.parallel import ranks
+from greedynas.spaces.paths import OpPath, parse_path
+from greedynas.spaces.space import Space
+
+Evaluate = Callable[[Sequence[OpPath]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The outcome of one filtering: the k best of m paths, best first, and the others."""
+
+    kept: list[tuple[OpPath, float]]
+    rejected: list[tuple[OpPath, float]]
+    evaluated: int  # distinct paths
+
+    def decided(self) -> "Filtered":
+        """As rank 0 has it."""
+        kept, rejected = ranks.broadcast((self.kept, self.rejected))
+        return replace(self, kept=_with_tuples(kept), rejected=_with_tuples(rejected))
+
+
+def _with_tuples(entries: Sequence[tuple[Sequence[int], float]]) -> list[tuple[OpPath, float]]:
+    return [(tuple(path), loss) for path, loss in entries]
+
+
+def filter_paths(
+    space: Space,
+    evaluate: Evaluate,
+    m: int,
+    k: int,
+    rng: np.random.Generator,
+    pool: CandidatePool | None = None,
+    epsilon: float = 0.0,
+) -> Filtered:
+    """Algorithm 1: sample m paths from the space and the pool, rank them by loss, keep the best k.
+
+    `evaluate` gives the losses of distinct paths, all on the same validation batch. A path that was drawn twice counts
+    twice among the m and the k, and is evaluated once.
+    """
+    if not 1 <= k <= m:
+        raise GreedyNASError(f"of m = {m} paths between 1 and m can be kept, got k = {k}")
+    paths = sample_paths(space, m, rng, pool, epsilon)
+    distinct = list(dict.fromkeys(paths))
+    losses = dict(zip(distinct, evaluate(distinct), strict=True))
+    ranked = sorted(((path, losses[path]) for path in paths), key=lambda entry: entry[1])
+    return Filtered(kept=ranked[:k], rejected=ranked[k:], evaluated=len(distinct))
+
+
+def sample_paths(
+    space: Space, m: int, rng: np.random.Generator, pool: CandidatePool | None = None, epsilon: float = 0.0
+) -> list[OpPath]:
+    """m paths i.i.d. from (1 - ε) U(A) + ε U(P); uniform over the space while the pool is empty."""
+    if pool is None or len(pool) == 0:
+        epsilon = 0.0
+    return [
+        pool.sample(rng) if pool is not None and rng.random() < epsilon else parse_path(space.sample(1, rng)[0], space)
+        for _ in range(m)
+    ]

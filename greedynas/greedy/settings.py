@@ -1,0 +1,98 @@
+"""Settings of supernet training and search, with the paper's values as defaults."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from greedynas.runtime.errors import GreedyNASError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, le=1e30)]  # what float32 can hold, with room for products
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+AtLeastTwo = Annotated[int, Field(ge=2, le=10**9)]  # images: statistics of one alone are no statistics
+
+
+Sampler = Literal["greedy", "uniform", "fair"]
+
+
+class TrainSettings(BaseModel):
+    """Supernet training (Algorithms 1 and 2). The defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampler: Sampler = "greedy"
+    # Algorithm 1
+    m: Count = 10  # paths sampled for each filtering
+    k: Count = 5  # of them kept and trained
+    filter_images: Count = 1000  # validation images that rank them, class-balanced, new for every filtering
+    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics in filtering
+    bn_images: AtLeastTwo = 1000  # images that share the statistics of bn: batch
+    calibration_images: AtLeastTwo = 256  # training images of bn: recalibrate
+    # Candidate pool
+    pool_size: Count = 1000
+    epsilon: Fraction = 0.8  # probability of sampling from the pool at the end; 0 when warm-up ends, linear in between
+    warmup: Annotated[int | float, Field(ge=0, le=10**12)] = (
+        10_000  # steps of uniform sampling first (an int), or a share of all (a float)
+    )
+    alpha: Fraction = 0.08  # stop at the end of the epoch in which no more than this share of the pool is new
+    # Ablation
+    filtering: bool = True  # off: all sampled paths are trained (m = k)
+    pool_sampling: bool = True  # off: ε = 0
+    stopping: bool = True  # off: train to max_epochs
+    # Optimization
+    max_epochs: Count = 60
+    batch_size: AtLeastTwo = 1024
+    lr: Positive = 0.12  # cosine decay over max_epochs,
+    lr_end: Fraction = 0.0  # down to this share of it; 1: a constant rate
+    lr_warmup: Fraction = 0.0  # share of the steps in which the rate rises to that, linearly from near 0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Amount = 4e-5  # not on BatchNorm and biases,
+    decay_all: bool = False  # unless this is on
+    zero_residuals: bool = False  # blocks with a residual start as identities
+    split_after_identity: bool = False  # a layer has other weights behind an identity
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_grad: Positive | None = None  # largest norm of the gradient
+    sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
+    # Supernets on which a search evaluates every path, to average
+    supernets: Count = 1  # one after the other from fresh weights, each for its part of max_epochs
+    snapshots: Count = 1  # of each of them: the last, the others evenly since the end of its warm-up
+    # Bookkeeping
+    log_every: Count = 20  # steps
+    checkpoint_minutes: Positive = 5.0
+    checkpoint_steps: Count | None = None  # besides: every so many steps
+    keep_checkpoints: AtLeastTwo = 2  # the newest ones; `study ranking` looks at all that are there
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.k > self.m:
+            raise GreedyNASError(f"train.k = {self.k} paths cannot be kept of train.m = {self.m}")
+        if self.pool_size < self.k:
+            raise GreedyNASError(
+                f"train.pool_size = {self.pool_size} is smaller than the train.k = {self.k} paths of one filtering"
+            )
+        if isinstance(self.warmup, float) and self.warmup > 1:
+            raise GreedyNASError(
+                f"train.warmup = {self.warmup} as a share must be at most 1 (write an integer for steps)"
+            )
+        return self
+
+    def limited_to(self, val_images: int) -> "TrainSettings":
+        """Return the settings with no more filter images than there are validation images."""
+        return self.model_copy(update={"filter_images": min(self.filter_images, val_images)})
+
+
+class SearchSettings(BaseModel):
+    """Search on the trained supernet (Algorithm 3). The defaults are the paper's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    population: Annotated[int, Field(ge=2, le=100_000)] = 50
+    generations: Annotated[int, Field(ge=1, le=100_000)] = 20  # the initial one among them
+    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics of the evaluated paths
+    bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
+    calibration_images: Count = 256  # training images of bn: recalibrate
+    additive: Fraction = 0.0  # of the score that a network is chosen by: an additive model of all evaluated paths
+    # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
+    tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0

@@ -1,0 +1,42 @@
+"""Devices and precisions: what a run computes on, and in which number format."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.parallel import ranks
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """bf16 logits as float32; float64 stays."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise GreedyNASError("device is cuda, but PyTorch sees no GPU here; use device=cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise GreedyNASError("device is mps, but PyTorch sees none here; use device=cpu")
+    if ranks.size() > 1 and name != "cpu":
+        if name != "cuda" or ranks.local_size() > torch.cuda.device_count():
+            raise GreedyNASError(
+                f"{ranks.local_size()} ranks on this machine need as many GPUs ({torch.cuda.device_count()} are "
+                f"seen) with device=auto or cuda, here it is {name}; start fewer ranks or use device=cpu"
+            )
+        return torch.device("cuda", ranks.local_rank())
+    return torch.device(name)
+
+
+def cpu_has_bf16() -> bool:
+    """Native bf16 instructions; emulated ones are slower than fp32."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(check() for name in checks if callable(check := getattr(torch.cpu, name, None)))
