@@ -29,7 +29,7 @@ from greedynas.data.settings import DataSettings
 from greedynas.gpu import engine
 from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.samplers.fair import fair_paths
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.greedy.training import train_supernet
 from greedynas.jobs.resolving import load_config
 from greedynas.models.engine import warm_up

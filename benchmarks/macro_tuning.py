@@ -34,7 +34,7 @@ from torch import nn
 
 from greedynas.greedy import evaluation, filtering
 from greedynas.greedy.filtering import sample_paths
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.jobs.resolving import load_config
 from greedynas.models import supernet
 from greedynas.models.blocks import initialise

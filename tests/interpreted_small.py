@@ -20,7 +20,7 @@ from greedynas.greedy.evaluation import _evaluate_chunk, shared_layers
 from greedynas.greedy.graphs import evaluation as evaluation_graphs
 from greedynas.greedy.graphs import training
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.train_step import make_optimizer, train_step
+from greedynas.greedy.steps import make_optimizer, train_step
 from greedynas.models.batchnorm import bn_mode
 from greedynas.models.blocks import ConvNorm, MBConv
 from greedynas.models.supernet import Supernet

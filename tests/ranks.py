@@ -16,7 +16,7 @@ from rich.console import Console
 
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
-from greedynas.greedy import training
+from greedynas.greedy import steps, training
 from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.models.network import build_network
@@ -103,8 +103,8 @@ class Diary:
 
     def __init__(self, net, stop_after=None):
         self.updates, self.net, self.stop_after = [], net, stop_after
-        self.step = training.train_step
-        training.train_step = self
+        self.step = steps.train_step
+        steps.train_step = self
 
     def __call__(self, net, optimizer, images, labels, paths, *rest):
         before = dict(traffic)
@@ -122,7 +122,7 @@ class Diary:
         return loss
 
     def close(self):
-        training.train_step = self.step
+        steps.train_step = self.step
 
 
 def train(folder, name, photos, out=None, stop_after=None, double=True, class_weights=None, **settings):

@@ -85,9 +85,9 @@ def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_p
     assert read_run_config(tmp_path / "run") == config
     whole = Run.open(tmp_path / "run").load_checkpoint()[0]
     # The same command in pieces: stopped, and given again.
-    from greedynas.rundir import journal
+    from greedynas.rundir import checkpointing
 
-    due = journal.Checkpointing.if_due
+    due = checkpointing.Checkpointing.if_due
 
     def stopping(self, path=None):
         due(self, path)
@@ -95,7 +95,7 @@ def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal.Checkpointing, "if_due", stopping)
+        patch.setattr(checkpointing.Checkpointing, "if_due", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_stage(config, tmp_path / "again", console)
     train_stage(chosen(folder, **changes), tmp_path / "again", console)

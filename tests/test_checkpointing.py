@@ -12,11 +12,11 @@ import torch
 
 from greedynas import GreedyNASError
 from greedynas.deploy.onnx_files import export_onnx
+from greedynas.greedy.recorder import Recorder
+from greedynas.rundir import checkpointing, checkpoints
 from greedynas.rundir.checkpoints import Checkpoints, copied
-from greedynas.rundir import journal
 from greedynas.runtime import signals
 from greedynas.runtime.memory import is_out_of_memory, largest_that_fits, telling_what_fits
-from greedynas.stages import run as runs
 from tests.test_training import new_run, same_tensors, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +40,7 @@ def slow_writes(monkeypatch):
 def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkeypatch):
     gate, threads = slow_writes
     steps = []
-    due = journal.Checkpointing.if_due
+    due = checkpointing.Checkpointing.if_due
 
     def watched(self, path=None):
         due(self, path)
@@ -49,7 +49,7 @@ def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkey
             assert len(threads) == 1
             gate.set()
 
-    monkeypatch.setattr(journal.Checkpointing, "if_due", watched)
+    monkeypatch.setattr(checkpointing.Checkpointing, "if_due", watched)
     settings = {"checkpoint_steps": 4, "max_epochs": 2}
     with new_run(tmp_path / "slow", **settings) as run:
         train(data, run=run, **settings)
@@ -124,19 +124,19 @@ def test_what_is_copied_does_not_change():
 
 def signalled(data, folder, number, at=5, **settings):
     """A training that gets a signal after a step."""
-    due = journal.Checkpointing.if_due
+    due = checkpointing.Checkpointing.if_due
 
     def watched(self, path=None):
         if self.journal.state.step == at:
             os.kill(os.getpid(), number)
         due(self, path)
 
-    journal.Checkpointing.if_due = watched
+    checkpointing.Checkpointing.if_due = watched
     try:
         with signals.signals_caught(), new_run(folder, **settings) as run:
             train(data, run=run, **settings)
     finally:
-        journal.Checkpointing.if_due = due
+        checkpointing.Checkpointing.if_due = due
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -177,7 +177,7 @@ def test_a_signal_after_the_last_step_is_not_lost():
 
 def test_a_fault_that_the_signal_has_caused_is_not_told_as_one(data, tmp_path, monkeypatch):
     """A scheduler sends it to every process: one that a step needs may be gone before the step is over."""
-    monkeypatch.setattr(journal.Recorder, "step", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), 1 / 0))
+    monkeypatch.setattr(Recorder, "step", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), 1 / 0))
     with pytest.raises(signals.Stopped, match="the last checkpoint is kept"), signals.signals_caught():  # noqa: SIM117
         with new_run(tmp_path, max_epochs=1) as run:
             train(data, run=run, max_epochs=1)
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_not_damaged_because_a_signal_came_while_it_was_read(tmp
     saved = Checkpoints(tmp_path)
     saved.save(1, {"weight": torch.ones(2)}, {"step": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "safe_open", SwallowsSignals)
+        patch.setattr(checkpoints, "safe_open", SwallowsSignals)
         with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
             saved.load()
     assert "damaged" not in caplog.text

@@ -366,7 +366,7 @@ def test_the_wheel_works_elsewhere(tmp_path):
     (wheel,) = tmp_path.glob("greedynas-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {
-        f"greedynas/spaces/{name}.yaml" for name in ("fashion", "macro", "mobilenet", "mobilenet-se", "shufflenet")
+        f"greedynas/spaces/library/{name}.yaml" for name in ("fashion", "macro", "mobilenet", "mobilenet-se", "shufflenet")
     } <= set(names)
     assert not any(name.startswith(("tests", "benchmarks")) for name in names)
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], **run)
@@ -381,7 +381,7 @@ def test_the_wheel_works_elsewhere(tmp_path):
 
 
 def test_describe_does_not_wait_for_torch():
-    code = "import sys, greedynas.cli.main, greedynas.describe; sys.exit('torch' in sys.modules)"
+    code = "import sys, greedynas.cli.main, greedynas.spaces.describe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -27,7 +27,7 @@ def test_blocks_need_no_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from greedynas.blocks import MBConv\n"
+        "from greedynas.models.blocks import MBConv\n"
         "MBConv(8, 8, 1, 3, 3, False, 'relu')(torch.randn(2, 8, 5, 5)).sum().backward()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

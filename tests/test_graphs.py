@@ -6,7 +6,7 @@ import torch
 from greedynas.gpu import engine, recording
 from greedynas.greedy.graphs import training
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.train_step import TrainingStep, make_optimizer, train_step
+from greedynas.greedy.steps import TrainingStep, make_optimizer, train_step
 from greedynas.models.supernet import Supernet
 from tests.test_kernels import run_interpreted
 
@@ -49,8 +49,8 @@ class Recorded:
 
 def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
     settings = TrainSettings()
     net = Supernet("macro").train()
     step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
@@ -62,8 +62,8 @@ def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
 
 def test_clipped_gradients_take_the_plain_step(monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
     settings = TrainSettings(clip_grad=1.0)
     net = Supernet("macro").train()
     step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")

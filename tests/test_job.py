@@ -25,7 +25,7 @@ from greedynas.reporting.facts import read_facts
 from greedynas.reporting.worth import worth
 from greedynas.spaces.budget import parse_count
 from greedynas.spaces.paths import canonical
-from greedynas.stages import train
+from greedynas.stages import run as run_module
 from tests.pictures import paint, spoil
 from tests.test_searches import DATA
 from tests.test_training import SETTINGS, tiny_space
@@ -132,7 +132,7 @@ def test_another_budget_adds_a_model(greedynas, finished, config_file):
 
 def test_a_job_that_fits_a_time_reads_its_images_once(greedynas, config_file, tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr(train, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))
+    monkeypatch.setattr(run_module, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))
     job = ("run", config_file, "--flops", "60K", "--hours", 1, "--out", tmp_path / "run")
     code, out, _ = greedynas(*job)
     assert code == 0

@@ -21,7 +21,7 @@ from greedynas.data.datasets import open_data
 from greedynas.data.manifest import FILE, read_manifest, write_manifest
 from greedynas.data.settings import DataSettings
 from greedynas.data.sources import END_BYTES
-from greedynas.greedy import training
+from greedynas.greedy import steps
 from greedynas.jobs.resolving import load_config, settings_of
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.settings.schema import Asked
@@ -60,16 +60,16 @@ def home(tmp_path_factory):
     (home / "tiny.yaml").write_text(yaml.safe_dump(settings))
     config = load_config(home / "tiny.yaml", {"data.source": str(home / "photos")})
     train.train_stage(config, home / "whole", Console(quiet=True), show_plan=False)
-    step, steps = training.train_step, []
+    step, done = steps.train_step, []
 
     def stopped(*arguments):
-        steps.append(1)
-        if len(steps) == 4:
+        done.append(1)
+        if len(done) == 4:
             raise Stop
         return step(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_step", stopped)
+        patch.setattr(steps, "train_step", stopped)
         with pytest.raises(Stop):
             train.train_stage(config, home / "interrupted", Console(quiet=True), show_plan=False)
     return home

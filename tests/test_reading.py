@@ -225,7 +225,7 @@ def test_the_sample_can_be_made_again(tmp_path, monkeypatch):
         images = np.broadcast_to((np.arange(n) % 251).astype(np.uint8)[:, None, None], (n, 28, 28))
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
             (tmp_path / f"{prefix}-{kind}-ubyte.gz").write_bytes(gzip.compress(idx(np.ascontiguousarray(array)), 1))
-    tool = FASHION.parents[1] / "tools" / "make_fashion_sample.py"
+    tool = FASHION.parents[2] / "tools" / "make_fashion_sample.py"
     monkeypatch.setattr(sys, "argv", [str(tool), str(tmp_path), str(tmp_path / "out.npz")])
     runpy.run_path(str(tool), run_name="__main__")
     with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from greedynas import Budget, load_space, search
-from greedynas.greedy import search as evolution
 from greedynas.greedy.search import search_steps
+from greedynas.greedy.searchers import evolution
+from greedynas.greedy.searchers import random as random_searcher
 from greedynas.greedy.searchers.evolution import evolutionary_search, initial_population, make_new_population, survivors
 from greedynas.greedy.searchers.random import random_search
 from greedynas.greedy.searchers.task import Found, Task, make_task
@@ -61,7 +62,8 @@ def test_the_last_generation_of_a_random_search_may_be_smaller():
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_every_generation_has_a_stream_of_its_own(searcher, monkeypatch):
     drawn, real = [], evolution.stream
-    monkeypatch.setattr(evolution, "stream", lambda *key: drawn.append(key) or real(*key))
+    module = evolution if searcher == "evolution" else random_searcher
+    monkeypatch.setattr(module, "stream", lambda *key: drawn.append(key) or real(*key))
     search(MACRO, smooth, searcher=searcher, population_size=6, generations=4, seed=7)
     assert drawn == [(7, "search", generation) for generation in range(4)]
 

@@ -16,8 +16,8 @@ from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.jobs.estimates import _search
+from greedynas.rundir import checkpointing
 from greedynas.rundir.checkpoints import load_weights, read_checkpoint, step_of
-from greedynas.rundir import journal
 from greedynas.settings.schema import Config
 from greedynas.stages import search
 from greedynas.stages.run import Run
@@ -55,7 +55,7 @@ def plain_accuracies(data, file):
 
 def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
     """A training that ends without a word after so many steps, and the same command again."""
-    due = journal.Checkpointing.if_due
+    due = checkpointing.Checkpointing.if_due
 
     def stopping(self, path=None):
         due(self, path)
@@ -63,7 +63,7 @@ def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal.Checkpointing, "if_due", stopping)
+        patch.setattr(checkpointing.Checkpointing, "if_due", stopping)
         with pytest.raises(KeyboardInterrupt):
             recorded(folder, data, **settings)
     recorded(folder, data, **settings)

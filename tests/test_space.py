@@ -126,7 +126,7 @@ def test_yaml_gives_the_same_space_back(tmp_path_factory, space):
 
 
 def test_readme_space_works(tmp_path):
-    readme = (load_space.__globals__["SPACES"].parents[1] / "README.md").read_text()
+    readme = (load_space.__globals__["SPACES"].parents[2] / "README.md").read_text()
     text = readme.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(text)
     space = load_space(tmp_path / "mine.yaml")

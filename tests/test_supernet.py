@@ -155,7 +155,7 @@ def test_known_networks_run(name):
 def test_strided_identities_over_few_channels_keep_to_their_memory():
     """PyTorch's own strided 1x1 convolution writes out of bounds here (uxlfoundation/oneDNN#6035), on some CPUs."""
     code = (
-        "import torch; from greedynas.blocks import ConvNorm\n"
+        "import torch; from greedynas.models.blocks import ConvNorm\n"
         "block = ConvNorm(8, 16, stride=2).to(memory_format=torch.channels_last)\n"
         "x = torch.randn(64, 8, 96, 96).to(memory_format=torch.channels_last).requires_grad_()\n"
         "for _ in range(5): block(x).square().sum().backward()\n"

@@ -12,8 +12,8 @@ from greedynas.greedy.pool import CandidatePool
 from greedynas.greedy.schedule import Schedule, epochs_within
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.greedy.stopping import why_stop
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
 from greedynas.greedy.training import begin_anew
 from greedynas.jobs.estimates import _supernet
 from greedynas.models.ema import AveragedWeights
@@ -152,8 +152,8 @@ def test_averages_do_not_remember_the_supernet_before(data, tmp_path):
 
 def test_recorded_steps_are_told_of_the_fresh_weights(data, monkeypatch):
     Recorded.made = []
-    monkeypatch.setattr("greedynas.greedy.training.GraphedTraining", Recorded)
-    monkeypatch.setattr("greedynas.greedy.training.worth_recording", lambda images: True)
+    monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
     train(data, **{**TWO, "supernets": 3})
     assert [recorder.refreshed for recorder in Recorded.made] == [2]
 

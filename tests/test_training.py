@@ -16,7 +16,7 @@ from greedynas.greedy import training
 from greedynas.greedy.samplers.fair import fair_paths
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.train_step import make_optimizer, train_step
+from greedynas.greedy.steps import make_optimizer, train_step
 from greedynas.greedy.training import filter_on_validation, train_supernet
 from greedynas.jobs.resolving import load_config
 from greedynas.models.batchnorm import BN_MODES

@@ -102,7 +102,7 @@ PEAK = """
 import io, json, os, resource, sys
 import numpy as np
 from PIL import Image
-from greedynas.images import random_crop, square
+from greedynas.data.transforms import random_crop, square
 from tests.test_unreadable import large_png
 
 square(Image.new("I;16", (64, 64)), 3, 8)  # imports what is imported late

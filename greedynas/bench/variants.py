@@ -13,7 +13,7 @@ from greedynas.data.datasets import Data
 from greedynas.data.loader import ImageSet
 from greedynas.gpu import engine
 from greedynas.greedy.evaluation import evaluate_paths
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.models.batchnorm import bn_mode
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision

@@ -4,7 +4,7 @@ A run that goes on must find the same images. Where they lie does not count: fil
 that `--data` names, and by their contents.
 
 What is read: when a run begins, every file once, or, where all files together exceed 4 GB, the first and last 16 KiB of each
-(see `greedynas.sources`). Later only files whose size or time of last change (ctime, which nothing but the system can set) is
+(see `sources`). Later only files whose size or time of last change (ctime, which nothing but the system can set) is
 not as remembered; a data set that was copied is read once more.
 """
 

@@ -54,7 +54,7 @@ MOST_THREADS = 16
 MAX_HEADER = 100 * MIB  # of a message; a card has at most a sixth of that
 NO_MEMORY = ("bad_alloc", "allocate memory", "MemoryError", "exceeds the supported maximum")  # in messages of a failure
 INSTEAD = "If you trust it, use the model.safetensors of the same network, or open it in ONNX Runtime yourself"
-STARTED = "import sys; sys.path[:] = {path!r}; from greedynas.sandbox import serve; serve()"
+STARTED = "import sys; sys.path[:] = {path!r}; from greedynas.deploy.onnx_sandbox import serve; serve()"
 
 _LENGTHS = struct.Struct("<QQ")  # of a message's header and of its bytes
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from greedynas.data.datasets import Data
 from greedynas.greedy import ratio
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.train_step import make_optimizer
+from greedynas.greedy.steps import make_optimizer
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
 from greedynas.runtime.text import logger

@@ -21,8 +21,8 @@ from greedynas.greedy.samplers.fair import fair_paths
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState, restore_state
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.greedy.stopping import why_stop
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
 from greedynas.models import engine
 from greedynas.models.ema import AveragedWeights
 from greedynas.models.supernet import Supernet, fresh_supernet

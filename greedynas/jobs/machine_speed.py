@@ -16,7 +16,7 @@ from greedynas.data.loader import FEW, ImageSet, cpus
 from greedynas.gpu import engine
 from greedynas.gpu.recording import worth_recording
 from greedynas.greedy.evaluation import evaluate_paths
-from greedynas.greedy.train_step import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, make_optimizer
 from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from greedynas.spaces.latency import LatencyTable
 from greedynas.runtime.errors import first_problem
 
-SPACES = Path(__file__).parent
+SPACES = Path(__file__).parent / "library"
 
 # Generous bounds: they keep a mistyped or hostile file from asking for absurd tensors.
 Channels = Annotated[int, Field(ge=1, le=8192)]

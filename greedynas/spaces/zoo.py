@@ -25,7 +25,7 @@ class KnownNetwork:
 @cache
 def known_networks() -> dict[str, KnownNetwork]:
     """The known networks by name."""
-    text = (Path(__file__).parent / "known.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "zoo.yaml").read_text(encoding="utf-8")
     return {
         name: KnownNetwork(name, entry["space"], parse_path(entry["ops"], load_space(entry["space"])))
         for name, entry in yaml.safe_load(text).items()
