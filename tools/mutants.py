@@ -38,27 +38,60 @@ COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
 MODULES: dict[str, tuple[str, list[str]]] = {
-    "sampling": ("greedynas/sampling.py", ["tests/test_sampling.py", "tests/test_training.py"]),
-    "pool": ("greedynas/pool.py", ["tests/test_pool.py"]),
+    "filtering": ("greedynas/greedy/filtering.py", ["tests/greedy/test_filtering.py", "tests/greedy/test_training.py"]),
+    "pool": ("greedynas/greedy/pool.py", ["tests/greedy/test_pool.py"]),
     "schedule": (
-        "greedynas/schedule.py",
-        ["tests/test_schedule.py", "tests/test_snapshots.py", "tests/test_study_macro.py::test_epochs_within_a_cost"],
+        "greedynas/greedy/schedule.py",
+        [
+            "tests/greedy/test_schedule.py",
+            "tests/experimental/test_snapshots.py",
+            "tests/studies/test_macro.py::test_epochs_within_a_cost",
+        ],
     ),
     "training": (
-        "greedynas/training.py",
-        ["tests/test_training.py", "tests/test_losses.py", "tests/test_supernets.py", "tests/test_checkpointing.py"],
+        "greedynas/greedy/training.py",
+        ["tests/greedy/test_training.py", "tests/models/test_losses.py", "tests/rundir/test_checkpointing.py"],
     ),
-    "evaluation": ("greedynas/evaluation.py", ["tests/test_evaluation.py", "tests/test_losses.py"]),
-    "losses": ("greedynas/losses.py", ["tests/test_losses.py"]),
+    "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
+    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_training.py"]),
+    "evaluation": (
+        "greedynas/greedy/evaluation.py",
+        ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
+    ),
+    "batchnorm": ("greedynas/models/batchnorm.py", ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"]),
+    "losses": ("greedynas/models/losses.py", ["tests/models/test_losses.py"]),
+    "class_weights": ("greedynas/data/class_weights.py", ["tests/models/test_losses.py"]),
+    "search": (
+        "greedynas/greedy/search.py",
+        ["tests/greedy/test_search.py", "tests/greedy/searchers/test_evolution.py"],
+    ),
+    "task": (
+        "greedynas/greedy/searchers/task.py",
+        ["tests/greedy/searchers/test_evolution.py", "tests/greedy/test_search.py", "tests/greedy/test_choice.py"],
+    ),
     "evolution": (
-        "greedynas/evolution.py",
-        ["tests/test_evolution.py", "tests/test_search_steps.py", "tests/test_choosing.py"],
+        "greedynas/greedy/searchers/evolution.py",
+        ["tests/greedy/searchers/test_evolution.py", "tests/greedy/test_search.py", "tests/greedy/test_choice.py"],
     ),
-    "choosing": ("greedynas/choosing.py", ["tests/test_choosing.py"]),
-    "feasible": ("greedynas/feasible.py", ["tests/test_feasible.py", "tests/test_space.py", "tests/test_budget.py"]),
-    "data": ("greedynas/data.py", ["tests/test_data.py", "tests/test_copies.py", "tests/test_unreadable.py"]),
-    "fitting": ("greedynas/fitting.py", ["tests/test_fitting.py", "tests/test_retraining.py", "tests/test_losses.py"]),
-    "accuracy": ("greedynas/accuracy.py", ["tests/test_accuracy.py"]),
+    "random": ("greedynas/greedy/searchers/random.py", ["tests/greedy/test_search.py"]),
+    "choice": ("greedynas/greedy/choice.py", ["tests/greedy/test_choice.py"]),
+    "feasible": (
+        "greedynas/spaces/feasible.py",
+        ["tests/spaces/test_feasible.py", "tests/spaces/test_space.py", "tests/spaces/test_budget.py"],
+    ),
+    "datasets": (
+        "greedynas/data/datasets.py",
+        ["tests/data/test_datasets.py", "tests/data/test_copies.py", "tests/data/test_unreadable.py"],
+    ),
+    "splits": (
+        "greedynas/data/splits.py",
+        ["tests/data/test_datasets.py", "tests/data/test_copies.py", "tests/data/test_unreadable.py"],
+    ),
+    "network_training": (
+        "greedynas/stages/network_training.py",
+        ["tests/stages/test_network_training.py", "tests/stages/test_retrain.py", "tests/models/test_losses.py"],
+    ),
+    "testing": ("greedynas/stages/testing.py", ["tests/stages/test_testing.py"]),
 }
 
 

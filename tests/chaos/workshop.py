@@ -32,9 +32,9 @@ from greedynas.cli import main as cli
 from greedynas.deploy import latency_measurement  # noqa: F401
 from greedynas.reporting import report  # noqa: F401
 from greedynas.rundir.run_directory import versions
-from tests.kill_points import WALL_CLOCK, outcome
-from tests.pictures import paint
-from tests.test_training import SETTINGS, tiny_space
+from tests.helpers.kill_points import WALL_CLOCK, outcome
+from tests.helpers.pictures import paint
+from tests.helpers.training import SETTINGS, tiny_space
 
 FLOPS = "60K"
 NAME = f"macs-{FLOPS}"

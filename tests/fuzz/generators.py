@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 from greedynas import load_space
 from greedynas.models.model_file import KEY
 from greedynas.settings.loading import all_keys
-from tests import hostile_onnx
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS
 from tests.fuzz.make_corpus import NASTY, WORD_LISTS
-from tests.test_latency import made_up
+from tests.helpers import hostile_onnx
+from tests.helpers.latency import made_up
 
 LONGEST = 300_000  # bytes of a seed; larger ones would slow everything down
 
