@@ -57,7 +57,7 @@ def train_and_score(
     settings = config.train
     if corrected is not None:
         one = settings.model_copy(update={"max_epochs": 1})
-        an_epoch = corrected_images(*Schedule(one, len(data.train)).predicted_images(1, max(config.space.num_ops)))
+        an_epoch = corrected_images(*Schedule(one, len(data.train)).predicted_images(1, config.space))
         settings = settings.model_copy(update={"max_epochs": math.ceil(corrected / an_epoch)})
     net = Supernet(config.space, generator=torch_stream(seed, "init")).to(device, memory_format=torch.channels_last)
     start = time.perf_counter()

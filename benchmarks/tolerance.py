@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from greedynas.greedy.choice import choose
+from greedynas.greedy.searchers.choice import choose
 from greedynas.greedy.searchers.task import Found, Searched, make_task
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget

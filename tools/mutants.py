@@ -67,14 +67,22 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "task": (
         "greedynas/greedy/searchers/task.py",
-        ["tests/greedy/searchers/test_evolution.py", "tests/greedy/test_search.py", "tests/greedy/test_choice.py"],
+        [
+            "tests/greedy/searchers/test_evolution.py",
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_choice.py",
+        ],
     ),
     "evolution": (
         "greedynas/greedy/searchers/evolution.py",
-        ["tests/greedy/searchers/test_evolution.py", "tests/greedy/test_search.py", "tests/greedy/test_choice.py"],
+        [
+            "tests/greedy/searchers/test_evolution.py",
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_choice.py",
+        ],
     ),
     "random": ("greedynas/greedy/searchers/random.py", ["tests/greedy/test_search.py"]),
-    "choice": ("greedynas/greedy/choice.py", ["tests/greedy/test_choice.py"]),
+    "choice": ("greedynas/greedy/searchers/choice.py", ["tests/greedy/searchers/test_choice.py"]),
     "feasible": (
         "greedynas/spaces/feasible.py",
         ["tests/spaces/test_feasible.py", "tests/spaces/test_space.py", "tests/spaces/test_budget.py"],

@@ -20,9 +20,10 @@ from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffi
 from greedynas.bench.variants import Subject
 from greedynas.data.datasets import Data
 from greedynas.gpu.recording import SMALL, worth_recording
+from greedynas.greedy.filtering import filter_paths
 from greedynas.greedy.pool import CandidatePool
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.training import filter_on_validation
+from greedynas.greedy.validation import FilterLosses
 from greedynas.models.engine import warm_up
 from greedynas.runtime.rng import stream
 from greedynas.settings.schema import Config
@@ -180,7 +181,8 @@ def filtering(subject: Subject, work: Work) -> Measurement:
 
     def filter_once() -> None:
         rng = stream(seed, "bench filtering")
-        filter_on_validation(subject.net, data, settings, rng, seed, state, 0.0, subject.eval_precision)
+        losses = FilterLosses(subject.net, data, settings, seed, state, subject.eval_precision)
+        filter_paths(subject.net.space, losses, settings.m, settings.k, rng)
 
     found = _repeated(filter_once, subject, work, settings.m * settings.filter_images)
     drawn = work.config.space.sample(settings.m, stream(work.config.seed, "bench filtering"))

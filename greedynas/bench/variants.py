@@ -13,7 +13,7 @@ from greedynas.data.datasets import Data
 from greedynas.data.loader import ImageSet
 from greedynas.gpu import engine
 from greedynas.greedy.evaluation import evaluate_paths
-from greedynas.greedy.steps import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer
 from greedynas.models.batchnorm import bn_mode
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
@@ -92,7 +92,7 @@ class Subject:
         self.network: nn.Module = self.net
         if variant.compiled:
             self.network = _Fixed(net.subnet(fixed).to(device, memory_format=layout))  # type: ignore[call-overload]
-        self.optimizer = make_optimizer(self.network, config.train)
+        self.optimizer = supernet_optimizer(self.network, config.train)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,25 +1,52 @@
-"""Paths evaluated on several supernets of one training (`train.snapshots`), because a path's accuracy moves from step to step.
-Averaged weights (`train.ema`) are something else: one supernet."""
+"""A search that averages each accuracy over several supernets of one training. Not in the paper.
+
+A path's accuracy moves from step to step. `experimental.snapshots = n` keeps n supernets: the last, and the others evenly
+since the end of the warm-up. The record that justifies it: `study macro` (docs/studies.md), whose settings have three.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from greedynas.data.class_weights import balanced_weights
-from greedynas.data.loader import ImageSet
-from greedynas.greedy.evaluation import Evaluation, evaluate_batches, interleaved
-from greedynas.models.batchnorm import BNMode
-from greedynas.models.ema import evaluated
+from greedynas.greedy.evaluation import Evaluation
+from greedynas.greedy.schedule import Schedule
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.models.supernet import Supernet
-from greedynas.rundir.checkpoints import DAMAGE, Checkpoints, load_weights, read_checkpoint, step_of
+from greedynas.rundir.checkpoints import DAMAGE, Checkpoints, load_weights, net_weights, read_checkpoint, step_of
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.text import logger
+from greedynas.settings.experiments import Hooks
 from greedynas.spaces.paths import OpPath
 
 Weights = dict[str, Tensor]
+
+
+def snapshots(count: Any, hooks: Hooks) -> Hooks:
+    """Return the hooks for averages over this many supernets."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1000:
+        raise GreedyNASError(f"experimental.snapshots is a number of supernets from 1 to 1000, got {count!r:.80}")
+    if count == 1:
+        return hooks
+    steps = partial(snapshot_steps, count=count)
+
+    def averaged(plain: SupernetAccuracies, folder: Path, schedule: Schedule, step: int) -> SupernetAccuracies:
+        return AveragedAccuracies(plain, load_snapshots(plain.net, folder, steps(schedule), step))
+
+    return replace(hooks, lasting_steps=steps, accuracies=averaged)
+
+
+def snapshot_steps(schedule: Schedule, count: int) -> frozenset[int]:
+    """Return the steps after which a supernet is kept for the search, besides the last one."""
+    first = min(schedule.warmup, schedule.steps)
+    steps = {first + (schedule.steps - first) * i // count for i in range(1, count + 1)}
+    return frozenset(steps - {0, schedule.steps})
 
 
 def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int) -> list[Weights]:
@@ -35,7 +62,7 @@ def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int
         if step not in steps or step == last or step in found:  # a crash may leave two files of a step
             continue
         try:
-            weights = evaluated(read_checkpoint(file)[0])
+            weights = net_weights(read_checkpoint(file)[0])
             if {name: tensor.shape for name, tensor in weights.items()} != shapes:
                 raise ValueError("it is of another supernet")
             found[step] = weights
@@ -44,46 +71,27 @@ def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int
     return [ranks.broadcast_tensors(found.get(step)) for step in ranks.broadcast(list(found))]
 
 
-def evaluate_snapshots(
-    net: Supernet,
-    earlier: Sequence[Weights],
-    paths: Sequence[OpPath],
-    val: ImageSet,
-    bn: BNMode,
-    bn_images: int,
-    *,
-    calibration: Tensor | None,
-    precision: str,
-    images: NDArray[np.int64] | None = None,
-    balanced: bool = False,
-) -> Evaluation:
-    """Evaluate paths on validation images (None: all) and return the mean over the net as it is and with its earlier weights.
+class AveragedAccuracies(SupernetAccuracies):
+    """Accuracies that are means over a net as it is and with earlier weights. The net is left as it was."""
 
-    With `balanced`, every class counts alike. The net is left as it was.
-    """
-    chosen = np.arange(len(val)) if images is None else images
-    class_weights = balanced_weights(val.labels[chosen], net.space.num_classes) if balanced else None
-    chunks = [chosen[chunk] for chunk in interleaved(len(chosen), bn_images)]
+    def __init__(self, plain: SupernetAccuracies, earlier: Sequence[Weights]):
+        self.__dict__.update(vars(plain))
+        self.earlier = earlier
 
-    def evaluate() -> Evaluation:
-        batches = (val.eval_batch(chunk) for chunk in chunks)
-        options = {"calibration": calibration, "precision": precision, "class_weights": class_weights}
-        return evaluate_batches(net, paths, batches, bn, **options)  # type: ignore[arg-type]
-
-    results = [evaluate()]
-    if not earlier:
-        return results[0]
-    last = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    try:
-        for weights in earlier:
-            load_weights(net, weights)
-            results.append(evaluate())
-    finally:
-        net.load_state_dict(last)
-    return Evaluation(
-        np.mean([result.losses for result in results], axis=0),
-        np.mean([result.accuracies for result in results], axis=0),
-        images=sum(result.images for result in results),
-        layers_run=sum(result.layers_run for result in results),
-        layers_plain=sum(result.layers_plain for result in results),
-    )
+    def evaluate(self, paths: Sequence[OpPath], images: NDArray[np.int64] | None = None) -> Evaluation:
+        """Return the means over all supernets."""
+        results = [super().evaluate(paths, images)]
+        last = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        try:
+            for weights in self.earlier:
+                load_weights(self.net, weights)
+                results.append(super().evaluate(paths, images))
+        finally:
+            self.net.load_state_dict(last)
+        return Evaluation(
+            np.mean([result.losses for result in results], axis=0),
+            np.mean([result.accuracies for result in results], axis=0),
+            images=sum(result.images for result in results),
+            layers_run=sum(result.layers_run for result in results),
+            layers_plain=sum(result.layers_plain for result in results),
+        )

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from greedynas.data.class_weights import balanced_weights
-from greedynas.models.batchnorm import BN_MODES, BNMode, bn_mode, pooled, run_block
+from greedynas.models.batchnorm import BN_MODES, bn_mode, calibrates, pooled, run_block
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
 from greedynas.runtime.errors import GreedyNASError
@@ -43,7 +43,7 @@ def evaluate_paths(
     paths: Sequence[Any],
     images: Tensor,
     labels: Tensor,
-    bn: BNMode = "batch",
+    bn: str = "batch",
     *,
     bn_images: int = 512,
     calibration: Tensor | None = None,
@@ -92,7 +92,7 @@ def evaluate_batches(
     net: Supernet,
     paths: Sequence[Any],
     batches: Iterable[tuple[Tensor, Tensor]],
-    bn: BNMode = "batch",
+    bn: str = "batch",
     *,
     calibration: Tensor | None = None,
     precision: str = "fp32",
@@ -105,8 +105,8 @@ def evaluate_batches(
     evaluates its share of the paths on all images, and all get all results.
     """
     if bn not in BN_MODES:
-        raise GreedyNASError(f"unknown BatchNorm mode {bn!r}; known: {', '.join(BN_MODES)}")
-    if bn == "recalibrate" and calibration is None:
+        raise BN_MODES.unknown(bn)
+    if calibrates(bn) and calibration is None:
         raise GreedyNASError("recalibrated BatchNorm needs training images to calibrate on")
     parsed = [parse_path(path, net.space) for path in paths]
     distinct = sorted(set(parsed))
@@ -167,12 +167,12 @@ def _evaluate_chunk(
     images: Tensor,
     labels: Tensor,
     calibration: Tensor | None,
-    bn: BNMode,
+    bn: str,
     precision: str,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the (weighted) sums of losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
-    calibration = calibration if bn == "recalibrate" else None
+    calibration = calibration if calibrates(bn) else None
     if images.device.type == "cuda" and weights is None:  # what is recorded adds up the losses of several images
         from greedynas.greedy.graphs.evaluation import recorded_evaluation
 

@@ -1,4 +1,4 @@
-"""Which paths are trained: Algorithm 1 of the paper (greedy path filtering), and the samplers it is compared with."""
+"""Greedy path filtering: Algorithm 1 of the paper."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ class Filtered:
     rejected: list[tuple[OpPath, float]]
     evaluated: int  # distinct paths
 
-    def decided(self) -> "Filtered":
-        """As rank 0 has it."""
+    def agreed(self) -> "Filtered":
+        """Return the outcome that rank 0 has, on every rank."""
         kept, rejected = ranks.broadcast((self.kept, self.rejected))
         return replace(self, kept=_with_tuples(kept), rejected=_with_tuples(rejected))
 
@@ -41,7 +41,7 @@ def filter_paths(
     pool: CandidatePool | None = None,
     epsilon: float = 0.0,
 ) -> Filtered:
-    """Algorithm 1: sample m paths from the space and the pool, rank them by loss, keep the best k.
+    """Sample m paths from the space and the pool, rank them by loss and keep the best k: Algorithm 1.
 
     `evaluate` gives the losses of distinct paths, all on the same validation batch. A path that was drawn twice counts
     twice among the m and the k, and is evaluated once.

@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional as F
 
 from greedynas.data.datasets import Data
-from greedynas.greedy import ratio
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.steps import make_optimizer
+from greedynas.greedy.steps import supernet_optimizer
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
+from greedynas.runtime.stopwatch import clock
 from greedynas.runtime.text import logger
 
 FEWEST, MOST = 5, 9  # turns that are timed
@@ -63,7 +63,7 @@ def time_turns(train: Callable[[], None], evaluate: Callable[[], None], device: 
     turns: list[Turn] = []
     start = time.perf_counter()
     while len(turns) < FEWEST or (len(turns) < MOST and time.perf_counter() - start < PATIENCE):
-        (wall, cpu), (other_wall, other_cpu) = _clocks(train, device), _clocks(evaluate, device)
+        (wall, cpu), (other_wall, other_cpu) = clock(train, device), clock(evaluate, device)
         turns.append(Turn(wall, other_wall, cpu, other_cpu))
     return turns
 
@@ -98,20 +98,6 @@ def _differ(one: float, other: float) -> bool:
     return abs(one - other) > DISAGREEMENT * max(one, other)
 
 
-def _clocks(work: Callable[[], None], device: torch.device) -> tuple[float, float]:
-    """Return the wall-clock and the CPU seconds of one call."""
-    _wait(device)
-    start, cpu = time.perf_counter(), time.process_time()
-    work()
-    _wait(device)
-    return time.perf_counter() - start, time.process_time() - cpu
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure_ratio(
     net: Supernet, data: Data, settings: TrainSettings, precision: str, eval_precision: str
 ) -> float | None:
@@ -119,7 +105,7 @@ def measure_ratio(
     where the machine is too busy to tell."""
     images, labels = data.val.eval_batch(np.arange(min(settings.batch_size, len(data.val))))
     network = net.subnet([count - 1 for count in net.space.num_ops]).train()
-    optimizer = make_optimizer(network, settings)
+    optimizer = supernet_optimizer(network, settings)
 
     def train() -> None:
         optimizer.zero_grad()
@@ -132,6 +118,6 @@ def measure_ratio(
         with torch.no_grad(), autocast(images.device, eval_precision):
             network(images)
 
-    found = ratio.judge(ratio.time_turns(train, evaluate, images.device), images.device)
+    found = judge(time_turns(train, evaluate, images.device), images.device)
     logger.info(found.message)
     return found.ratio

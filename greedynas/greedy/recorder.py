@@ -1,6 +1,7 @@
 """The journal of a supernet's training."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from rich.console import Console
 from greedynas.greedy.filtering import Filtered
 from greedynas.greedy.schedule import Schedule, corrected_images
 from greedynas.greedy.state import TrainState
+from greedynas.rundir.callbacks import Callback
 from greedynas.rundir.journal import Journal
 from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.text import logger
 from greedynas.spaces.paths import OpPath, compact, pretty
 from greedynas.spaces.space import Space
 
@@ -25,13 +28,22 @@ class Recorder(Journal):
     state: TrainState
 
     def __init__(
-        self, folder: Path | None, schedule: Schedule, state: TrainState, space: Space, console: Console | None
+        self,
+        folder: Path | None,
+        schedule: Schedule,
+        state: TrainState,
+        space: Space,
+        console: Console | None,
+        callbacks: Sequence[Callback] = (),
     ):
         every = schedule.settings.log_every
-        super().__init__(folder, state, "supernet", schedule.steps, schedule.steps_per_epoch, every, console)
+        super().__init__(folder, state, "supernet", schedule.steps, schedule.steps_per_epoch, every, console, callbacks)
         self.schedule, self.space = schedule, space
 
-    def filtering(self, filtered: Filtered, epsilon: float) -> None:
+    def filtering(self, filtered: Filtered | None, epsilon: float) -> None:
+        """Record a filtering and what it has made of the pool."""
+        if filtered is None:
+            return
         losses = sorted(self.state.pool.losses())
         self._write(
             "filter",
@@ -45,6 +57,7 @@ class Recorder(Journal):
         )
 
     def epoch(self) -> None:
+        """Record the end of an epoch."""
         state = self.state
         images, ratio = (state.optimization_images, state.evaluation_images), state.measured_ratio
         self._write(
@@ -56,6 +69,12 @@ class Recorder(Journal):
             measured_ratio=ratio,  # None: the machine was too busy
             corrected_images_measured=None if ratio is None else corrected_images(*images, ratio),
         )
+        logger.info("epoch %d of %d%s", state.epoch, self.schedule.settings.max_epochs, self._pool_now())
+
+    def _pool_now(self) -> str:
+        if self.state.novelty is not None:
+            return f", π = {self.state.novelty:.3f}"
+        return f", {len(self.state.pool)} paths in the pool" if len(self.state.pool) else ""
 
     def facts(self, step: int) -> dict[str, Any]:
         lr, epsilon = self.schedule.lr(step), self.schedule.epsilon(step)

@@ -1,20 +1,18 @@
-"""Search for the best path under a budget: Algorithm 3 of the paper (NSGA-II from the candidate pool), and random search.
+"""Search for the best path under a budget, by any searcher and any evaluator.
 
-Built from pymoo's parts: its non-dominated sorting, crowding distance, tournament and variation operators. Ours are the
-start from the pool, hard limits (a violating path is ditched for good), one evaluation a path ever, and the last front that
-does not fit being sorted by accuracy. Each generation draws from its own stream, so the state at any generation follows
-from the paths evaluated so far: a search is resumed by replaying them.
+A searcher draws all that is random from streams of its own, so the state at any moment follows from the paths evaluated so
+far: a search is resumed by replaying them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from greedynas.greedy.searchers.evolution import evolutionary_search
-from greedynas.greedy.searchers.random import random_search
-from greedynas.greedy.searchers.task import Accuracies, Found, Searched, Task, make_task
-from greedynas.runtime.errors import unknown
+import numpy as np
+
+from greedynas.greedy.searchers import SEARCHERS
+from greedynas.greedy.searchers.task import STALE_ROUNDS, Accuracies, Found, Plan, Proposal, Score, Searched, make_task
 from greedynas.spaces.budget import Budget
-from greedynas.spaces.costs import CostTable
-from greedynas.spaces.paths import OpPath
+from greedynas.spaces.costs import CostTable, PricesPaths
+from greedynas.spaces.paths import OpPath, parse_path
 from greedynas.spaces.space import Space
 
 
@@ -28,43 +26,90 @@ def search(
     population_size: int = 50,
     generations: int = 20,
     objectives: Sequence[str] = (),
-    latency: CostTable | None = None,
+    latency: CostTable | PricesPaths | None = None,
     seed: int = 0,
-    additive: float = 0.0,
+    score: Score | None = None,
 ) -> Searched:
-    """The best path within the budget by any evaluator: `evaluate` takes distinct paths and gives their accuracies.
+    """Search a space for the best path within a budget.
 
-    With `evolution`, the pool's best feasible paths are the first generation, filled up with random ones; `random` draws as
-    many paths without looking. `.best` is the most accurate path (of several the cheapest), `.front()` the best at every cost. With `additive`, this share of what both
-    go by comes from an additive model, fitted to all evaluated paths.
+    Args:
+        space: The space.
+        evaluate: Takes distinct paths and returns their accuracies, by a supernet or by anything else.
+        budget: The limits. Without one, every path is feasible.
+        searcher: "evolution" starts from the pool's best feasible paths (Algorithm 3), "random" draws as many paths at
+            random; or the name of a registered searcher.
+        pool: The candidate pool of the supernet's training, best path first.
+        population_size: How many paths are evaluated in a generation.
+        generations: How many generations there are, the initial one among them.
+        objectives: Costs that are to be small: "macs", "params", "latency_ms". Without any, the limited ones.
+        latency: A latency table, needed where latency is limited or an objective.
+        seed: Of the random draws.
+        score: What paths are ranked by in the end instead of their accuracies.
+
+    Returns:
+        The evaluated paths: `.best` is the most accurate one (of several the cheapest), `.front()` the best at every cost,
+        `.found` all of them.
+
+    Raises:
+        GreedyNASError: If the budget cannot be kept, or a name is unknown.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.load_space("macro")
+        >>> budget = greedynas.Budget(max_macs=50_000_000)
+        >>> result = greedynas.search(space, lambda paths: [sum(path) / 16 for path in paths], budget, generations=4)
+        >>> len(result.found), int(space.costs([result.best.path]).macs[0]) <= 50_000_000
+        (200, True)
     """
-    task = make_task(space, budget or Budget(), objectives, latency, additive)
-    *_, result = search_steps(task, evaluate, searcher, pool, population_size, generations, seed)
+    task = make_task(space, budget or Budget(), objectives, latency, score)
+    plan = Plan(task, pool, population_size, generations, seed)
+    *_, result = search_steps(plan, evaluate, searcher)
     return result
 
 
 def search_steps(
-    task: "Task",
-    evaluate: Accuracies,
-    searcher: str,
-    pool: Sequence[OpPath],
-    population_size: int,
-    generations: int,
-    seed: int,
-    earlier: Sequence[Found] = (),
+    plan: Plan, evaluate: Accuracies, searcher: str = "evolution", earlier: Sequence[Found] = ()
 ) -> Iterator[Searched]:
-    """The same search generation by generation, going on from what an interrupted one has evaluated."""
-    if searcher == "random":
-        paths = population_size * generations
-        return random_search(task, evaluate, paths=paths, step=population_size, seed=seed, earlier=earlier)
-    if searcher != "evolution":
-        raise unknown("searcher", searcher, ["evolution", "random"])
-    return evolutionary_search(
-        task,
-        evaluate,
-        pool=pool,
-        population_size=population_size,
-        generations=generations,
-        seed=seed,
-        earlier=earlier,
-    )
+    """Search generation by generation, and yield all that is evaluated so far after each.
+
+    `earlier` are the results of a search that was interrupted: they are taken instead of evaluating again.
+    """
+    result, evaluation = Searched(plan.task), _remembering(evaluate, earlier)
+    proposals = SEARCHERS[searcher](plan)
+    generation, stale, found = 0, 0, None
+    while len(result.found) < plan.evaluations and stale < STALE_ROUNDS:
+        try:
+            proposal = proposals.send(found)
+        except StopIteration:
+            return
+        proposal = proposal if isinstance(proposal, Proposal) else Proposal(proposal)
+        paths, rejected = _feasible(plan, proposal.paths)
+        found = evaluation(paths, generation)
+        seen = {entry.path for entry in result.found}
+        new = [entry for entry in found if entry.path not in seen][: plan.evaluations - len(seen)]
+        result.found += new
+        stale = 0 if new else stale + 1
+        result.from_pool += proposal.from_pool
+        result.rejected += proposal.rejected + rejected
+        generation += 1
+        yield result
+
+
+def _feasible(plan: Plan, proposed: Sequence[OpPath]) -> tuple[list[OpPath], int]:
+    """Return the distinct paths of a proposal that keep every limit, and how many do not. Limits are hard."""
+    paths = list(dict.fromkeys(parse_path(path, plan.task.space) for path in proposed))
+    feasible = plan.task.feasible(np.array(paths)) if paths else np.zeros(0, bool)
+    kept = [path for path, fits in zip(paths, feasible.tolist(), strict=True) if fits]
+    return kept, len(paths) - len(kept)
+
+
+def _remembering(evaluate: Accuracies, earlier: Sequence[Found]) -> Callable[[list[OpPath], int], list[Found]]:
+    """Return an evaluation of a generation that takes known results instead of evaluating again."""
+    known = {entry.path: entry.accuracy for entry in earlier}
+
+    def evaluation(paths: list[OpPath], generation: int) -> list[Found]:
+        new = [path for path in paths if path not in known]
+        known.update(zip(new, map(float, evaluate(new)) if new else (), strict=True))
+        return [Found(path, known[path], generation) for path in paths]
+
+    return evaluation

@@ -1,9 +1,11 @@
 """Settings of supernet training and search, with the paper's values as defaults."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from greedynas.greedy.samplers import SAMPLERS
+from greedynas.models.batchnorm import BN_MODES
 from greedynas.runtime.errors import GreedyNASError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -13,7 +15,13 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 AtLeastTwo = Annotated[int, Field(ge=2, le=10**9)]  # images: statistics of one alone are no statistics
 
 
-Sampler = Literal["greedy", "uniform", "fair"]
+def _known_mode(name: str) -> str:
+    if name not in BN_MODES:
+        raise BN_MODES.unknown(name)
+    return name
+
+
+BatchNormMode = Annotated[str, AfterValidator(_known_mode)]
 
 
 class TrainSettings(BaseModel):
@@ -21,12 +29,12 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sampler: Sampler = "greedy"
+    sampler: str = "greedy"  # greedy, uniform, fair, or one of a plugin
     # Algorithm 1
     m: Count = 10  # paths sampled for each filtering
     k: Count = 5  # of them kept and trained
     filter_images: Count = 1000  # validation images that rank them, class-balanced, new for every filtering
-    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics in filtering
+    bn: BatchNormMode = "batch"  # BatchNorm statistics in filtering
     bn_images: AtLeastTwo = 1000  # images that share the statistics of bn: batch
     calibration_images: AtLeastTwo = 256  # training images of bn: recalibrate
     # Candidate pool
@@ -50,19 +58,21 @@ class TrainSettings(BaseModel):
     weight_decay: Amount = 4e-5  # not on BatchNorm and biases,
     decay_all: bool = False  # unless this is on
     zero_residuals: bool = False  # blocks with a residual start as identities
-    split_after_identity: bool = False  # a layer has other weights behind an identity
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip_grad: Positive | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0  # decay of averaged weights, which a search then evaluates; 0: off
-    # Supernets on which a search evaluates every path, to average
-    supernets: Count = 1  # one after the other from fresh weights, each for its part of max_epochs
-    snapshots: Count = 1  # of each of them: the last, the others evenly since the end of its warm-up
     # Bookkeeping
     log_every: Count = 20  # steps
     checkpoint_minutes: Positive = 5.0
     checkpoint_steps: Count | None = None  # besides: every so many steps
     keep_checkpoints: AtLeastTwo = 2  # the newest ones; `study ranking` looks at all that are there
+
+    @field_validator("sampler")
+    @classmethod
+    def _known(cls, sampler: str) -> str:
+        if sampler not in SAMPLERS:
+            raise SAMPLERS.unknown(sampler)
+        return sampler
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -90,9 +100,8 @@ class SearchSettings(BaseModel):
 
     population: Annotated[int, Field(ge=2, le=100_000)] = 50
     generations: Annotated[int, Field(ge=1, le=100_000)] = 20  # the initial one among them
-    bn: Literal["batch", "recalibrate", "running"] = "batch"  # BatchNorm statistics of the evaluated paths
+    bn: BatchNormMode = "batch"  # BatchNorm statistics of the evaluated paths
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
-    additive: Fraction = 0.0  # of the score that a network is chosen by: an additive model of all evaluated paths
     # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
     tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0

@@ -9,7 +9,6 @@ from typing_extensions import TypedDict
 
 from greedynas.greedy.pool import CandidatePool
 from greedynas.greedy.schedule import corrected_images
-from greedynas.models.ema import AveragedWeights
 from greedynas.models.supernet import Supernet
 from greedynas.rundir.checkpoints import fitting, load_training_tensors
 from greedynas.rundir.run_directory import RunDirectory
@@ -27,7 +26,7 @@ class TrainState:
     epoch: int = 0  # epochs finished
     draws: int = 0  # counts the streams of paths and of filter images
     waiting: list[list[OpPath]] = field(default_factory=list)  # what the next steps train
-    snapshot: list[OpPath] = field(default_factory=list)  # the pool at the end of the epoch before
+    previous_pool: list[OpPath] = field(default_factory=list)  # the pool at the end of the epoch before
     novelty: float | None = None  # π at the end of the last epoch
     optimization_images: int = 0
     evaluation_images: int = 0
@@ -49,11 +48,11 @@ class TrainState:
         """Of a checkpoint, which may be somebody else's: what is not as we write it is refused."""
         _SAVED.validate_python(state)
         waiting = [[tuple(path) for path in paths] for paths in state["waiting"]]
-        snapshot = [tuple(path) for path in state["snapshot"]]
+        previous = [tuple(path) for path in state["previous_pool"]]
         pool = CandidatePool.from_state(state["pool"])
-        for path in (*pool, *snapshot, *(path for paths in waiting for path in paths)):
+        for path in (*pool, *previous, *(path for paths in waiting for path in paths)):
             parse_path(path, space)
-        return cls(**{**state, "pool": pool, "waiting": waiting, "snapshot": snapshot})
+        return cls(**{**state, "pool": pool, "waiting": waiting, "previous_pool": previous})
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -74,7 +73,7 @@ class _Saved(TypedDict):
     epoch: Count
     draws: Count
     waiting: list[PathLists]
-    snapshot: PathLists
+    previous_pool: PathLists
     novelty: float | None
     optimization_images: Count
     evaluation_images: Count
@@ -88,17 +87,14 @@ class _Saved(TypedDict):
 _SAVED = TypeAdapter(_Saved)
 
 
-def restore_state(
-    run: RunDirectory, net: Supernet, optimizer: torch.optim.Optimizer, average: AveragedWeights
-) -> TrainState | None:
-    """What the newest whole checkpoint holds, put into the net, its optimizer and its average."""
+def restore_state(run: RunDirectory, net: Supernet, optimizer: torch.optim.Optimizer) -> TrainState | None:
+    """Put the newest whole checkpoint into the net and its optimizer and return its state; None where there is none."""
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return None
     tensors, state = checkpoint
     with fitting(run.supernet):
         load_training_tensors(net, optimizer, tensors)
-        average.load(tensors)
         restored = TrainState.from_json(state, net.space)
     logger.info("going on from step %d", restored.step)
     return restored

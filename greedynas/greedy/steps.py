@@ -39,13 +39,9 @@ class TrainingStep:
         if small and self.recorded is not None and self.recorded.images.shape == images.shape:
             return self.recorded(images, labels, paths, lr)
         loss = train_step(self.net, self.optimizer, images, labels, paths, lr, *how)
-        self.refresh()
-        return loss
-
-    def refresh(self) -> None:
-        """After the weights were changed by something else."""
         if self.recorded is not None:
-            self.recorded.refresh()
+            self.recorded.refresh()  # its copies of the weights are old now
+        return loss
 
 
 def train_step(
@@ -79,7 +75,7 @@ def train_step(
     return added_up(total) / len(paths)
 
 
-def make_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def supernet_optimizer(net: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """SGD with Nesterov momentum; no weight decay on BatchNorm and biases, or on everything."""
     from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]
 

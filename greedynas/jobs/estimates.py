@@ -17,11 +17,13 @@ import torch
 from rich.table import Table
 
 from greedynas.data.datasets import Data
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images
 from greedynas.jobs.machine_speed import Pace, measure_pace
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks as distributed
 from greedynas.runtime.text import count, duration
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
 from greedynas.stages.recipes import make_recipe
@@ -100,18 +102,18 @@ def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int 
 def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
     settings = config.train.limited_to(len(data.val))
     schedule = Schedule(settings, len(data.train))
-    fair = max(config.space.num_ops) if settings.sampler == "fair" else 1
-    optimization, evaluation = schedule.predicted_images(num_ops=fair)
-    seconds = schedule.steps * (fair * pace.step + pace.waiting)
+    paths = make_sampler(settings.sampler).paths_per_update(config.space)
+    optimization, evaluation = schedule.predicted_images(space=config.space)
+    seconds = schedule.steps * (paths * pace.step + pace.waiting)
     seconds += schedule.filterings(schedule.steps) * pace.filtering
-    several = f"{len(schedule.supernets)} supernets, " if len(schedule.supernets) > 1 else ""
-    what = f"{several}{settings.max_epochs:,} epochs of {len(data.train):,} images"
+    what = f"{settings.max_epochs:,} epochs of {len(data.train):,} images"
     return Stage("supernet", what, seconds, optimization, evaluation)
 
 
 def _search(config: Config, data: Data, pace: Pace, networks: int) -> Stage:
     paths = networks * min(config.search.population * config.search.generations, config.space.size)
-    supernets = 1 + len(Schedule(config.train, len(data.train)).snapshots)
+    schedule = Schedule(config.train, len(data.train))
+    supernets = 1 + len(hooks_of(config.experimental).lasting_steps(schedule))
     what = f"{paths:,} paths on {len(data.val):,} images" + (f" and {supernets} supernets" if supernets > 1 else "")
     evaluations = paths * supernets
     return Stage("search", what, evaluations * pace.evaluation, evaluation_images=evaluations * len(data.val))

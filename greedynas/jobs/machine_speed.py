@@ -16,7 +16,8 @@ from greedynas.data.loader import FEW, ImageSet, cpus
 from greedynas.gpu import engine
 from greedynas.gpu.recording import worth_recording
 from greedynas.greedy.evaluation import evaluate_paths
-from greedynas.greedy.steps import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer
+from greedynas.models.batchnorm import calibrates
 from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
@@ -25,8 +26,7 @@ from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.costs import IntArray, tree_cost
 from greedynas.spaces.space import Space
-from greedynas.stages.recipes import Recipe, make_recipe
-from greedynas.stages.recipes import make_optimizer as make_retrain_optimizer
+from greedynas.stages.recipes import Recipe, make_optimizer, make_recipe
 from greedynas.stages.run import choose_precisions, supernet_of
 
 PATIENCE = 0.5  # seconds for one repetition of a part; what would take longer is done with fewer images
@@ -91,7 +91,7 @@ def known_pace(config: Config, data: Data, device: torch.device, budget: Budget 
 def _step(config: Config, net: Supernet, data: Data, size: int, precision: str) -> float:
     images, labels = _some(data.train, size)
     net.train()
-    optimizer = make_optimizer(net, config.train)
+    optimizer = supernet_optimizer(net, config.train)
     paths = _spread(net.space, None, config.seed)
 
     step = TrainingStep(net, optimizer, config.train, data.class_weights, precision)
@@ -113,7 +113,7 @@ def _filtering(config: Config, net: Supernet, data: Data, precision: str) -> flo
     sampled = settings.m if settings.filtering else settings.k
     paths = list(net.space.sample(sampled, stream(config.seed, "pace of filtering")))
     calibration, extra = None, 0
-    if settings.bn == "recalibrate":
+    if calibrates(settings.bn):
         extra = min(settings.calibration_images, len(data.train))
         calibration, _ = _some(data.train, extra)
 
@@ -135,7 +135,7 @@ def _evaluation(config: Config, net: Supernet, data: Data, budget: Budget | None
     everyone = net.space.sample(settings.population, stream(config.seed, "pace of the search"), budget)
     paths = everyone[:8]
     calibration = None
-    if settings.bn == "recalibrate":
+    if calibrates(settings.bn):
         calibration, _ = _some(data.train, min(settings.calibration_images, len(data.train)))
 
     def work(n: int) -> None:
@@ -156,7 +156,7 @@ def _retrain_step(
     images, labels = _some(everything, size)
     network = _found(config, space, budget, recipe.dropout)
     network.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    optimizer = make_retrain_optimizer(network, recipe)
+    optimizer = make_optimizer(network, recipe)
 
     def work(n: int) -> None:
         with seeded_generators(config.seed, "pace", device=device), autocast(device, precision):

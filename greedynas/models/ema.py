@@ -19,11 +19,6 @@ class AveragedWeights:
         self._live = {name: tensor.detach() for name, tensor in weights.items() if tensor.is_floating_point()}
         self._averages = {name: tensor.clone() for name, tensor in self._live.items()}
 
-    def begin(self) -> None:
-        """From the net's own weights as they are now."""
-        if self._live:
-            torch._foreach_copy_(list(self._averages.values()), list(self._live.values()))
-
     def update(self, step: int) -> None:
         """After so many steps; at first the average follows closely, else it would remember the initial weights."""
         if self._live:
@@ -41,12 +36,3 @@ class AveragedWeights:
     def load(self, tensors: dict[str, Tensor]) -> None:
         for name, average in self._averages.items():
             average.copy_(tensors[f"{AVERAGED}{name}"])
-
-
-def evaluated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of a checkpoint, the weights that paths are evaluated with: the averaged ones where there are any."""
-    return {
-        name: tensors.get(f"{AVERAGED}{name.removeprefix('net.')}", tensor)
-        for name, tensor in tensors.items()
-        if name.startswith("net.")
-    }

@@ -18,31 +18,33 @@ from greedynas.spaces.space import Space, load_space
 class Supernet(nn.Module):
     """All paths of a space with shared weights. `net(x, path)` touches the parameters of that path alone.
 
-    With `split`, a layer that follows one with an identity has every op twice, and the second of each behind that identity: to
-    replace the layer before is another task than to go on from it.
+    Args:
+        space: A space, or the name or file of one.
+        num_classes: Of the classifier; None: the space's own.
+        generator: Of the initial weights.
+
+    Example:
+        >>> import torch, greedynas
+        >>> net = greedynas.Supernet("macro", num_classes=4)
+        >>> tuple(net(torch.zeros(2, 3, 32, 32), "22212202").shape)
+        (2, 4)
     """
 
-    def __init__(
-        self,
-        space: str | Space,
-        num_classes: int | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        split: bool = False,
-    ):
+    def __init__(self, space: str | Space, num_classes: int | None = None, generator: torch.Generator | None = None):
         super().__init__()
-        self.space, self.split = load_space(space).adapt(num_classes=num_classes), split
-        before = [(), *(layer.ops for layer in self.space.layers[:-1])]
-        self.identities = [{i for i, op in enumerate(ops) if split and op == "ID"} for ops in before]
+        self.space = load_space(space).adapt(num_classes=num_classes)
         with torch.device("meta"):  # shapes first, then one initialisation from one generator
             self.stem, self.head = fixed_blocks(self.space)
-            self.layers = nn.ModuleList(
-                nn.ModuleList(make_block(op, layer, self.space.activation) for op in layer.ops * (2 if twice else 1))
-                for layer, twice in zip(self.space.layers, self.identities, strict=True)
-            )
+            layers = range(len(self.space.layers))
+            self.layers = nn.ModuleList(nn.ModuleList(self.layer_blocks(layer)) for layer in layers)
             self.classifier = nn.Linear(self.space.features, self.space.num_classes)
         self.to_empty(device="cpu")
         initialise(self, generator)
+
+    def layer_blocks(self, layer: int) -> list[nn.Module]:
+        """Return new blocks for the ops of a layer."""
+        shape = self.space.layers[layer]
+        return [make_block(op, shape, self.space.activation) for op in shape.ops]
 
     def forward(self, x: Tensor, path: Any) -> Tensor:
         x = self.stem(x)
@@ -51,31 +53,29 @@ class Supernet(nn.Module):
         return self.classify(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """From the last layer's output to logits."""
+        """Return the logits, from the output of the last layer."""
         return self.classifier(self.pooled(x))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """From the last layer's output to what the classifier sees."""
+        """Return what the classifier sees, from the output of the last layer."""
         if len(self.head) == 1 and ends.pools(self.head[0], x):
             return ends.pooled(self.head[0], x)
         return self.head(x).mean((2, 3))
 
     def blocks(self, path: Any) -> list[nn.Module]:
-        """The chosen block of every layer."""
+        """Return the chosen block of every layer."""
         return [self.layers[i][j] for i, j in enumerate(self.places(parse_path(path, self.space)))]  # type: ignore[index]
 
     def places(self, path: OpPath) -> OpPath:
-        """Where in its layer the block of each op is."""
-        if not self.split:
-            return path
-        return tuple(self.place(i, op, path[i - 1]) for i, op in enumerate(path))
+        """Return where in its layer the block of each op is."""
+        return path
 
     def place(self, layer: int, op: int, before: int) -> int:
-        """Where the block of an op is behind an op of the layer before."""
-        return op + len(self.space.layers[layer].ops) if before in self.identities[layer] else op
+        """Return where in its layer the block of an op is behind an op of the layer before."""
+        return op
 
     def path_modules(self, path: Any) -> list[nn.Module]:
-        """What a step on this path trains, from the images on."""
+        """Return the modules that a step on this path trains, from the images on."""
         return [self.stem, *self.blocks(path), self.head, self.classifier]
 
     def path_parameters(self, path: Any) -> Iterator[nn.Parameter]:
@@ -83,7 +83,7 @@ class Supernet(nn.Module):
             yield from module.parameters()
 
     def subnet(self, path: Any) -> Network:
-        """This path as a network of its own, with copies of the weights and nothing of the supernet."""
+        """Return this path as a network of its own, with copies of the weights and nothing of the supernet."""
         stages = in_stages([deepcopy(block) for block in self.blocks(path)], self.space)
         network = Network(
             deepcopy(self.stem),
@@ -96,11 +96,10 @@ class Supernet(nn.Module):
 
 
 def fresh_supernet(
-    space: Space, seed: int, *, split: bool = False, zero_residuals: bool = False, number: int = 0
+    space: Space, seed: int, *, kind: type[Supernet] = Supernet, zero_residuals: bool = False
 ) -> Supernet:
-    """The supernet that a training starts from, or a later one of several, on the CPU."""
-    generator = torch_stream(seed, "init", *([number] if number else []))
-    net = Supernet(space, generator=generator, split=split)
+    """Return the supernet that a training with this seed starts from, on the CPU."""
+    net = kind(space, generator=torch_stream(seed, "init"))
     if zero_residuals:
         start_as_identities(net)
     return net

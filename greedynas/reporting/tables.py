@@ -92,7 +92,7 @@ def search_table(facts: Facts) -> Table | None:
         "best on the supernet": [percent(value) if value is not None else "" for value in best],
         "paths evaluated": [f"{len(search.found):,}" for search in searches],
         "distinct networks": [f"{facts.networks[search.name]:,}" for search in searches],
-        "ditched": [f"{search.ditched:,}" for search in searches],
+        "rejected": [f"{search.rejected:,}" for search in searches],
         "time": [duration(search.seconds) if search.seconds is not None else "" for search in searches],
         "limit": [limits(search.budget) or "none" for search in searches],
         "how": [_how(search) for search in searches],

@@ -154,3 +154,8 @@ def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tens
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], prefix: str = "net.") -> None:
     net.load_state_dict({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+
+
+def net_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the net that a checkpoint holds, under the names that they have there."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("net.")}

@@ -1,8 +1,9 @@
-"""What a training tells and saves: metrics.jsonl, TensorBoard where it is installed, a live display, checkpoints in time."""
+"""The journal of a training: losses are checked, metrics written, callbacks called, progress shown."""
 
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from greedynas.rundir.callbacks import Callback, first_reason, make_callbacks
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import Records
 from greedynas.runtime.parallel import ranks
@@ -43,9 +45,10 @@ class Journal(ABC):
         steps_per_epoch: int,
         log_every: int,
         console: Console | None,
+        callbacks: Sequence[Callback] = (),
     ):
         if not ranks.is_first():
-            folder = console = None
+            folder, console, callbacks = None, None, ()
         self.state = state
         self._steps_per_epoch, self._log_every = steps_per_epoch, log_every
         self._pending: list[
@@ -53,7 +56,9 @@ class Journal(ABC):
         ] = []  # losses not yet looked at: looking waits for the GPU
         self._time, self._images = time.monotonic(), state.optimization_images
         self._records = None if folder is None else Records(folder / "metrics.jsonl", state.metrics_length)
-        self._board = None if folder is None else _tensorboard(folder / "tensorboard", state.step)
+        self._callbacks = [*callbacks, *_usual_callbacks(folder)]
+        for callback in self._callbacks:
+            callback.begin(folder, state.step)
         self._progress = _progress(console)
         self._task = self._progress.add_task(what, total=steps, completed=state.step, told="")
 
@@ -65,8 +70,8 @@ class Journal(ABC):
         self._progress.stop()
         if self._records is not None:
             self._records.close()
-        if self._board is not None:
-            self._board.close()
+        for callback in self._callbacks:
+            callback.end()
 
     def step(self, loss: Tensor, path: OpPath | None = None) -> None:
         """After every update."""
@@ -98,6 +103,11 @@ class Journal(ABC):
         if self._records is not None:
             self._records.sync()
 
+    def reason_to_stop(self) -> str | None:
+        """Return why a callback wants the training to end after this epoch, the same on every rank."""
+        reason: str | None = ranks.broadcast(first_reason(self._callbacks, self.state) if ranks.is_first() else None)
+        return reason
+
     @abstractmethod
     def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError: ...
 
@@ -123,10 +133,8 @@ class Journal(ABC):
     def _write(self, kind: str, **values: Any) -> None:
         if self._records is not None:
             self._records.write(kind=kind, step=self.state.step, epoch=self.state.epoch, **values)
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(f"{kind}/{name}", value, self.state.step)
+        for callback in self._callbacks:
+            callback.log(kind, self.state.step, self.state.epoch, values)
 
 
 def _progress(console: Console | None) -> Progress:
@@ -135,9 +143,6 @@ def _progress(console: Console | None) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet)
 
 
-def _tensorboard(folder: Path, step: int) -> Any:
-    if find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step)
+def _usual_callbacks(folder: Path | None) -> list[Callback]:
+    """Return TensorBoard's callback for a training that is saved, where TensorBoard is installed."""
+    return make_callbacks(["tensorboard"]) if folder is not None and find_spec("tensorboard") is not None else []

@@ -215,13 +215,13 @@ class Search(Record):
     name: str
     space: str
     searcher: str
-    supernets: Annotated[int, Field(ge=1, le=10**6)] = 1
+    experimental: dict[str, int | float | bool] = {}
     metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
     pool_init: bool
     from_pool: Amount
-    ditched: Amount
+    rejected: Amount
     found: tuple[Evaluated, ...]
     front: tuple[Evaluated, ...]
     chosen: Chosen | None = None

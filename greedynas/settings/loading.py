@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from greedynas.data.settings import Told, stored_settings
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.yaml_files import parse_value, read_yaml
+from greedynas.settings.experiments import EXPERIMENTS
 from greedynas.settings.schema import AUTO, Config
 
 PRESETS = Path(__file__).parent / "presets"
@@ -46,11 +47,8 @@ def _of_a_run(config: Config, changes: dict[str, Any], source: str, section: str
 
 
 def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section: str = "train") -> Config:
-    """The settings of a config file with changes by (dotted) key. Another sampler brings along what suits it."""
+    """Return the settings of a config file with changes by (dotted) key."""
     places = {tuple(key.split(".")): value for key, value in resolved(changes, section).items()}
-    sampler = places.get(("train", "sampler"))
-    if sampler is not None:
-        data = {**data, "train": suiting(data, sampler)}
     for path, value in places.items():
         place = data
         for part in path[:-1]:
@@ -59,15 +57,6 @@ def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section:
                 raise GreedyNASError(f"{'.'.join(path[:-1])} in {source} is not a section")
         place[path[-1]] = value
     return validated(data, source)
-
-
-def suiting(data: dict[str, Any], sampler: Any) -> Any:
-    """The section `train` of a config file for a sampler: if it is not the file's own, with what `samplers` has for it."""
-    train, samplers = data.get("train", {}), data.get("samplers")
-    if not isinstance(train, dict) or not isinstance(samplers, dict) or train.get("sampler", "greedy") == sampler:
-        return train  # what is wrong here is told when all is there
-    own = samplers.get(sampler) if isinstance(sampler, str) else None
-    return {**train, **own} if isinstance(own, dict) else train
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:
@@ -117,7 +106,7 @@ def all_keys() -> list[str]:
     for name, field in Config.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
         keys += [name] if inner is None or name == "space" else [f"{name}.{key}" for key in inner]
-    return keys
+    return [*keys, *(f"experimental.{name}" for name in EXPERIMENTS.names())]
 
 
 def resolve_key(key: str, section: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from greedynas.data.settings import DataSettings
 from greedynas.greedy.settings import (
@@ -11,11 +11,10 @@ from greedynas.greedy.settings import (
     Count,
     Fraction,
     Positive,
-    Sampler,
     SearchSettings,
     TrainSettings,
 )
-from greedynas.runtime.errors import GreedyNASError, first_problem
+from greedynas.settings.experiments import hooks_of
 from greedynas.spaces.space import Space, load_space
 
 AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
@@ -108,7 +107,9 @@ class Config(BaseModel):
     reasons: tuple[str, ...] = ()  # why the settings were chosen so
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
-    samplers: dict[Sampler, dict[str, Any]] = {}  # what suits another sampler better: counts when that one is chosen
+    experimental: dict[str, Any] = {}  # ideas that are not in the paper, by name; see greedynas.experimental
+    rivals: dict[str, str] = {}  # presets with which a study trains other samplers
+    study_epochs: Count | None = None  # the most epochs of a study with these settings, whatever its cost allows
     search: SearchSettings = SearchSettings()
     retrain: RetrainSettings = RetrainSettings()
 
@@ -124,12 +125,8 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _samplers_have_settings_of_training(self) -> Self:
-        for sampler, own in self.samplers.items():
-            try:
-                TrainSettings.model_validate({**self.train.model_dump(), **own})
-            except ValidationError as error:
-                raise GreedyNASError(f"samplers.{sampler}.{first_problem(error)}") from None
+    def _known_experiments(self) -> Self:
+        hooks_of(self.experimental)
         return self
 
 

@@ -7,6 +7,7 @@ times 0.1 ms would be more or less than 1.2 ms, depending on the order, and a pa
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,14 @@ class CostTable:
     def mean(self) -> float:
         """Of all paths."""
         return float(self.fixed + sum(np.nanmean(self.cells(layer)) for layer in range(len(self.entries))))
+
+
+class PricesPaths(Protocol):
+    """Something that can price the paths of a space, such as a latency table."""
+
+    def cost_table(self, space: Any) -> CostTable:
+        """Return the costs of every op of every layer of a space."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

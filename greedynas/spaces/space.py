@@ -14,22 +14,18 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from greedynas.runtime.errors import GreedyNASError, unknown
+from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.yaml_files import read_yaml
 from greedynas.spaces.budget import Budget
-from greedynas.spaces.costs import Costs, CostTable, IntArray
+from greedynas.spaces.costs import Costs, CostTable, IntArray, PricesPaths
 from greedynas.spaces.feasible import sample_feasible
 from greedynas.spaces.ops import Cost, check_shape, is_nothing, linear_cost, op_cost, out_size, parse_op
-
-if TYPE_CHECKING:
-    from greedynas.spaces.latency import LatencyTable
-from greedynas.runtime.errors import first_problem
 
 SPACES = Path(__file__).parent / "library"
 
@@ -206,7 +202,7 @@ class Space(_Data):
         n: int,
         rng: np.random.Generator,
         budget: Budget | None = None,
-        latency: "LatencyTable | None" = None,
+        latency: PricesPaths | None = None,
     ) -> IntArray:
         """n paths, i.i.d. uniform over all paths, or over those within the budget: int64 (n, layers).
 

@@ -14,11 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from greedynas.data.datasets import Data
 from greedynas.data.transforms import normalisation
-from greedynas.models.ema import evaluated
 from greedynas.models.model_file import Card, make_network
 from greedynas.models.pretrained import load_pretrained
 from greedynas.rundir.arch_file import SCHEMA_VERSION, path_arch, read_arch
-from greedynas.rundir.checkpoints import fitting, load_weights
+from greedynas.rundir.checkpoints import fitting, load_weights, net_weights
 from greedynas.rundir.run_directory import NAME
 from greedynas.rundir.schemas import Search, read_record
 from greedynas.runtime.errors import GreedyNASError
@@ -293,7 +292,7 @@ def inherit_weights(network: nn.Module, target: Target, card: Card, run: Run) ->
         raise GreedyNASError(f"{run.folder} has no supernet to inherit weights from; train one with greedynas train")
     supernet = supernet_of(run.config(), len(card.class_names), torch.device("cpu"))
     with fitting(run.supernet):
-        load_weights(supernet, evaluated(checkpoint[0]))
+        load_weights(supernet, net_weights(checkpoint[0]))
     # One after the other: the same blocks, which the two forms may count to different stages.
     values = supernet.subnet(target.path).state_dict().values()
     network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))

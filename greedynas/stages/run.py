@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import yaml
 
+from greedynas._version import __version__
 from greedynas.data.datasets import Data, open_data
 from greedynas.data.manifest import read_manifest, refuse_other_identity, times_changed, write_manifest
 from greedynas.data.settings import DataSettings, Told, stored_settings
@@ -18,10 +19,11 @@ from greedynas.runtime.files import TEMPORARY, read_json, write_atomically
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.text import logger as logger
 from greedynas.runtime.yaml_files import read_yaml
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.loading import validated
 from greedynas.settings.schema import Config
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
 FREE |= {"data.root", "data.download"}  # where images lie does not count: `check_data` compares the images
@@ -119,12 +121,23 @@ def read_config(folder: Path) -> Config:
     data = read_yaml(folder / "config.yaml", "config file")
     if data.pop("schema_version", None) != SCHEMA_VERSION:
         raise GreedyNASError(
-            f"{folder}/config.yaml is not of schema version {SCHEMA_VERSION}; it needs another greedynas"
+            f"{folder} was made by greedynas {_version_in(data)}, whose run directories this one ({__version__}) cannot go on "
+            "with: use that version, or begin the run anew in another --out"
         )
     data.pop("versions", None)
     config = validated(data, f"{folder}/config.yaml")
     # A run directory may be somebody else's: it is the command line that allows downloads.
     return config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
+
+
+def _version_in(data: dict[str, Any]) -> str:
+    """Return the version that a config names, of which nothing is known but that it is YAML."""
+    versions = data.get("versions")
+    return (
+        str(versions.get("greedynas", "of another version"))[:40]
+        if isinstance(versions, dict)
+        else "of another version"
+    )
 
 
 def config_text(config: Config) -> str:
@@ -159,8 +172,8 @@ def flattened(config: Config) -> dict[str, Any]:
 
 def supernet_of(config: Config, num_classes: int, device: torch.device) -> Supernet:
     """What training starts from, or what weights of a run are loaded into."""
-    space, train = config.space.adapt(num_classes=num_classes), config.train
-    net = fresh_supernet(space, config.seed, split=train.split_after_identity, zero_residuals=train.zero_residuals)
+    space, kind = config.space.adapt(num_classes=num_classes), hooks_of(config.experimental).supernet
+    net = fresh_supernet(space, config.seed, kind=kind, zero_residuals=config.train.zero_residuals)
     return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

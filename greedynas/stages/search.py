@@ -13,31 +13,29 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from greedynas.data.class_weights import balanced_weights, image_weights
 from greedynas.data.datasets import Data
 from greedynas.data.settings import Told
-from greedynas.experimental.snapshots import Weights, evaluate_snapshots, load_snapshots
 from greedynas.gpu import engine
-from greedynas.greedy.choice import choose
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.search import search_steps
-from greedynas.greedy.searchers.task import Found, Searched, Task, make_task
+from greedynas.greedy.searchers import SEARCHERS
+from greedynas.greedy.searchers.choice import choose
+from greedynas.greedy.searchers.task import Found, Plan, Searched, Task, make_task
 from greedynas.greedy.settings import SearchSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.training import calibration_images
-from greedynas.models.ema import evaluated
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.models.supernet import Supernet
 from greedynas.rundir.arch_file import path_arch, read_arch, write_arch
-from greedynas.rundir.checkpoints import fitting, load_weights
+from greedynas.rundir.checkpoints import fitting, load_weights, net_weights
 from greedynas.rundir.run_directory import NAME
 from greedynas.rundir.schemas import Chosen, Evaluated
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.files import read_json, write_json
 from greedynas.runtime.parallel import ranks
-from greedynas.runtime.rng import stream
 from greedynas.runtime.terminal import text_column
 from greedynas.runtime.text import logger
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.loading import changed_section, parse_assignments
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget, Limits, parse_limits, told_count
@@ -49,7 +47,6 @@ from greedynas.stages.search_summary import _choice_told
 
 SCHEMA_VERSION = 1
 BALANCED = "balanced accuracy"
-SEARCHERS = ("evolution", "random")
 
 
 @dataclass(frozen=True)
@@ -58,62 +55,11 @@ class Request:
 
     name: str
     budget: Budget
-    searcher: str  # "evolution" or "random"
+    searcher: str
     objectives: tuple[str, ...]  # empty: the limited costs
     pool_init: bool
     settings: SearchSettings
     seed: int
-
-
-class SupernetEvaluator:
-    """Accuracy of paths on the whole validation set, each path once however many searches ask; averaged over the net and its
-    earlier weights, if there are any, and over classes, if the data weighs them alike."""
-
-    def __init__(
-        self,
-        net: Supernet,
-        data: Data,
-        settings: SearchSettings,
-        seed: int,
-        precision: str,
-        earlier: Sequence[Weights] = (),
-    ):
-        self.net, self.data, self.settings, self.precision = net, data, settings, precision
-        self.earlier = earlier
-        self.accuracies: dict[OpPath, float] = {}
-        self.calibration = None
-        if settings.bn == "recalibrate":
-            rng = stream(seed, "calibration images of the search")
-            self.calibration = calibration_images(data, settings.calibration_images, rng)
-
-    @property
-    def images(self) -> float:
-        """The number of images behind every accuracy; where classes are balanced, the effective number.
-
-        A weighted mean is as uncertain as a plain one over (sum of weights)² / (sum of squared weights) images.
-        """
-        if not self.data.balanced:
-            return float(len(self.data.val))
-        labels = self.data.val.labels
-        weights = image_weights(labels, balanced_weights(labels, self.net.space.num_classes)).double()
-        return float(weights.sum() ** 2 / weights.square().sum())
-
-    def __call__(self, paths: Sequence[OpPath]) -> list[float]:
-        new = [tuple(path) for path in ranks.broadcast([p for p in paths if p not in self.accuracies])]
-        if new:
-            result = evaluate_snapshots(
-                self.net,
-                self.earlier,
-                new,
-                self.data.val,
-                self.settings.bn,
-                self.settings.bn_images,
-                calibration=self.calibration,
-                precision=self.precision,
-                balanced=self.data.balanced,
-            )
-            self.accuracies.update(zip(new, result.accuracies.tolist(), strict=True))
-        return [self.accuracies[path] for path in paths]
 
 
 def make_requests(
@@ -129,7 +75,7 @@ def make_requests(
 ) -> list[Request]:
     """The searches that a command line asks for: one, or one for each value of the limit that is given several times."""
     if searcher not in SEARCHERS:
-        raise unknown("searcher", searcher, list(SEARCHERS))
+        raise SEARCHERS.unknown(searcher)
     for objective in objectives:
         if objective not in limits:
             raise unknown("objective", objective, list(limits))
@@ -175,19 +121,19 @@ def search_stage(
                 told = f"{table.unpriceable_share():.1%} of all paths use an op that {latency_table} has no latency for"
                 logger.info("%s; a latency limit leaves them out", told)
                 console.print(f"{told}; a latency limit leaves them out", highlight=False, markup=False)
-        tasks = [
-            make_task(net.space, request.budget, request.objectives, latency, request.settings.additive)
-            for request in requests
-        ]
+        hooks = hooks_of(config.experimental)
+        tasks = [make_task(net.space, request.budget, request.objectives, latency, hooks.score) for request in requests]
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
-        kept = Schedule(config.train, len(data.train)).snapshots
-        earlier = load_snapshots(net, run.supernet, kept, state.step)
-        evaluator = SupernetEvaluator(net, data, requests[0].settings, config.seed, precision, earlier)
+        accuracies = SupernetAccuracies(net, data, requests[0].settings, config.seed, precision)
+        schedule = Schedule(config.train, len(data.train))
+        accuracies = hooks.accuracies(accuracies, run.supernet, schedule, state.step)
         pool = [path for path, _ in state.pool.best()]
         results = []
         for request, task in zip(requests, tasks, strict=True):
-            results.append(run_search(run.folder, request, task, evaluator, pool, state.step, console))
+            results.append(
+                run_search(run.folder, request, task, accuracies, pool, state.step, console, config.experimental)
+            )
         ranks.on_first(lambda: write_json(folder / "arch.json", read_arch(folder, requests[0].name)))
     return results
 
@@ -210,7 +156,7 @@ def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[S
     run.check_data(data)
     net = supernet_of(config, len(data.class_names), device)
     with fitting(run.supernet):
-        load_weights(net, evaluated(tensors))
+        load_weights(net, net_weights(tensors))
     return net, state, data, choose_precisions(config, device)[1]
 
 
@@ -218,22 +164,23 @@ def run_search(
     folder: Path,
     request: Request,
     task: Task,
-    evaluator: SupernetEvaluator,
+    accuracies: SupernetAccuracies,
     pool: list[OpPath],
     step: int,
     console: Console,
+    experimental: dict[str, Any],
 ) -> dict[str, Any]:
     """Run one search, saved after every generation, and choose its network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, 1 + len(evaluator.earlier), evaluator.data.balanced)
+    wanted = _settings_json(request, task, step, experimental, accuracies.data.balanced)
     known = ranks.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     before: dict[str, Any] | None = ranks.on_first(lambda: read_chosen(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = request.settings
     first = pool if request.pool_init else []
-    sizes = (settings.population, settings.generations)
-    generations = search_steps(task, evaluator, request.searcher, first, *sizes, request.seed, earlier)
+    plan = Plan(task, first, settings.population, settings.generations, request.seed)
+    generations = search_steps(plan, accuracies, request.searcher, earlier)
     start, searched = time.perf_counter(), Searched(task)
     with _progress(console) as progress:
         bar = progress.add_task(f"search {request.name}", total=settings.generations, told="")
@@ -243,18 +190,18 @@ def run_search(
             told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
             progress.update(bar, advance=1, told=told)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
-    result["chosen"] = chosen = chosen_json(request, searched, evaluator.images, before)
+    result["chosen"] = chosen = chosen_json(request, searched, accuracies.images, before)
     if before is not None and before.get("path") != chosen["path"]:
         ranks.on_first(lambda: refuse_trained(folder, request.name))
     write_json(file, result)
     ranks.on_first(lambda: write_arch(folder, {key: chosen[key] for key in chosen if key != "choice"}))
     logger.info(
-        "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d ditched; best %.4f",
+        "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d rejected; best %.4f",
         request.name,
         searched.from_pool,
         sum(entry.generation == 0 for entry in searched.found) - searched.from_pool,
         len(searched.found),
-        searched.ditched,
+        searched.rejected,
         searched.best.accuracy,
     )
     if how := _choice_told(result):
@@ -322,7 +269,7 @@ def chosen_json(request: Request, searched: Searched, images: float, before: dic
 
 
 def found_json(name: str, found: Found, searched: Searched) -> dict[str, Any]:
-    score = {"score": _rows(searched, [found])[0]["score"]} if searched.task.additive else {}
+    score = {"score": _rows(searched, [found])[0]["score"]} if searched.task.score is not None else {}
     return {**arch_json(name, found, searched.task), **score}
 
 
@@ -356,13 +303,15 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
     return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
-def _settings_json(request: Request, task: Task, step: int, supernets: int, balanced: bool) -> dict[str, Any]:
+def _settings_json(
+    request: Request, task: Task, step: int, experimental: dict[str, Any], balanced: bool
+) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
-        **({"supernets": supernets} if supernets > 1 else {}),
+        **({"experimental": experimental} if experimental else {}),
         **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
@@ -376,7 +325,7 @@ def _settings_json(request: Request, task: Task, step: int, supernets: int, bala
 def _found_json(searched: Searched) -> dict[str, Any]:
     return {
         "from_pool": searched.from_pool,
-        "ditched": searched.ditched,
+        "rejected": searched.rejected,
         "found": _rows(searched, searched.found),
         "front": _rows(searched, searched.front()),
     }
@@ -386,7 +335,7 @@ def _rows(searched: Searched, found: Sequence[Found]) -> list[dict[str, Any]]:
     """Return what `search.json` says of evaluated paths."""
     paths = np.array([entry.path for entry in found])
     columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
-    if searched.task.additive:
+    if searched.task.score is not None:
         scores = dict(zip((entry.path for entry in searched.found), searched.worth.tolist(), strict=True))
         columns["score"] = [scores[entry.path] for entry in found]
     return [

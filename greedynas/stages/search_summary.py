@@ -49,11 +49,11 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
     scored = ["score"] if "score" in results[0]["chosen"] else []
     accuracy = f"{results[0].get('metric', 'accuracy')} on the supernet"
-    for column in ("search", *scored, accuracy, *names, "evaluated", "ditched", "network"):
+    for column in ("search", *scored, accuracy, *names, "evaluated", "rejected", "network"):
         table.add_column(column, justify="left" if column in ("search", "network") else "right")
     for result in results:
         chosen = result["chosen"]
-        counts = (f"{len(result['found']):,}", f"{result['ditched']:,}")
+        counts = (f"{len(result['found']):,}", f"{result['rejected']:,}")
         costs = [_told_cost(name, chosen[name]) for name in names]
         shares = [f"{chosen[key]:.4f}" for key in (*scored, "supernet_accuracy")]
         table.add_row(Text(result["name"]), *shares, *costs, *counts, " ".join(chosen["ops"]))

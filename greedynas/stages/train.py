@@ -131,7 +131,7 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     if config.expect is not None and stops and config.expect.epochs <= config.train.max_epochs:
         epochs["stopping as in the paper"] = config.expect.epochs
     for label, count in epochs.items():
-        optimization, evaluation = schedule.predicted_images(count, max(config.space.num_ops))
+        optimization, evaluation = schedule.predicted_images(count, config.space)
         costs[label] = {
             "epochs": count,
             "optimization_images": optimization,
@@ -142,7 +142,6 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
         "train_images": images,
         "steps_per_epoch": schedule.steps_per_epoch,
         "steps": schedule.steps,
-        "supernets": len(schedule.supernets),
         "warmup_steps": schedule.warmup,
         "costs": costs,
         "supplement_corrected_images": supplement_corrected_images() if config.expect is not None else None,
@@ -163,7 +162,6 @@ def plan_table(config: Config, train_images: int | None = None) -> Table:
     table.caption = (
         f"{facts['train_images']:,} training images, {facts['steps_per_epoch']:,} steps an epoch, "
         f"{facts['warmup_steps']:,} steps of warm-up"
-        + (f", {facts['supernets']} supernets one after the other" if facts["supernets"] > 1 else "")
     )
     return table
 

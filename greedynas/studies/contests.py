@@ -31,7 +31,7 @@ from greedynas.spaces.paths import OpPath, canonical, compact
 from greedynas.stages.run import Run
 from greedynas.stages.train import train_stage
 from greedynas.studies.study import Done, Part, run_parts
-from greedynas.studies.supernets import FREE_KEYS, best_epochs, settings_of_training, shared_data
+from greedynas.studies.supernets import FREE_KEYS, method_preset, settings_of_training, shared_data
 from greedynas.studies.truth import Truth, read_truth
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def contest_config(
         owner, _, rest = key.partition(".")
         if owner == name and rest:
             changes[".".join(resolve_key(rest, "train"))] = value
-    return load_config(source, changes if sampler is None else {**changes, "train.sampler": sampler})
+    return load_config(source, changes) if sampler is None else method_preset(source, changes, sampler)
 
 
 def own_epochs(options: Options, name: str) -> bool:
@@ -176,7 +176,7 @@ def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -
     found = {search["name"]: search for search in search_stage(folder, requests, table, console, data)}
     result |= {"train_images": len(data.train), "val_images": len(data.val), "searches": {}}
     for name, search in found.items():
-        result["searches"][name] = {key: search[key] for key in ("chosen", "from_pool", "ditched", "seconds")}
+        result["searches"][name] = {key: search[key] for key in ("chosen", "from_pool", "rejected", "seconds")}
         result[f"{name}_paths"] = np.array([entry["path"] for entry in search["found"]], dtype=np.int16)
         result[f"{name}_accuracy"] = np.array([entry["accuracy"] for entry in search["found"]])
     if not settings["keep"]:
@@ -196,9 +196,9 @@ def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None)
     else:
         rival = Schedule(TrainSettings.model_validate(cost["train"]), train_images)
         wanted = cost["times"] * corrected_images(*rival.predicted_images())
-        most = best_epochs(config)
+        most = config.study_epochs
     one = config.train.model_copy(update={"max_epochs": 1})
-    of_one = corrected_images(*Schedule(one, train_images).predicted_images(num_ops=max(config.space.num_ops)))
+    of_one = corrected_images(*Schedule(one, train_images).predicted_images(space=config.space))
     epochs = max(1, round(wanted / of_one))
     epochs = epochs if most is None else min(epochs, most)
     return config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": epochs})})
@@ -280,7 +280,8 @@ def settings_of_retraining(config: Config, seed: int) -> dict[str, Any]:
     """What a network's training depends on: not the supernet's settings, but its split of the images."""
     plain = {
         "train": TrainSettings(),
-        "samplers": {},
+        "rivals": {},
+        "experimental": {},
         "search": SearchSettings(),
         "seed": seed,
         "asked": None,

@@ -267,10 +267,30 @@ def _refuse_differences(folder: Path, part: Part) -> None:
 
 
 def _completed(settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """With the defaults of settings that did not exist when a part was worked out."""
-    if "config" not in settings:
+    """Return the settings of a part in today's form, whichever version has worked it out."""
+    if not isinstance(settings.get("config"), dict):
         return settings
-    return {**settings, "config": validated(settings["config"], source).model_dump(mode="json")}
+    config = validated(modernised(settings["config"]), source)
+    return {**settings, "config": config.model_dump(mode="json")}
+
+
+def modernised(config: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of version 0.1 under their names of today. Those that are gone must have had no effect."""
+    train, search = dict(config.get("train", {})), dict(config.get("search", {}))
+    experimental = dict(config.get("experimental", {}))
+    for name, value, section in (
+        ("snapshots", 1, train),
+        ("split_after_identity", False, train),
+        ("additive", 0.0, search),
+    ):
+        if section.get(name, value) != value:
+            experimental[name] = section[name]
+        section.pop(name, None)
+    for name, value in (("ema", 0.0), ("supernets", 1)):
+        if train.get(name, value) == value:
+            train.pop(name, None)
+    rest = {key: value for key, value in config.items() if key != "samplers"}
+    return {**rest, "train": train, "search": search, "experimental": experimental}
 
 
 def _file(folder: Path, name: str) -> Path:

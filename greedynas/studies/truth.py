@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedynas.experimental.additive import additive_model
+from greedynas.greedy.searchers.additive import additive_model
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_bytes
 from greedynas.runtime.rng import stream

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from greedynas import load_space
 from greedynas.greedy.pool import CandidatePool
 from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within, supplement_corrected_images
 from greedynas.greedy.settings import TrainSettings
@@ -125,16 +126,16 @@ def test_predicted_images_are_counted_step_by_step():
 
 def test_predicted_images_of_the_rivals():
     uniform, fair = (Schedule(TrainSettings(max_epochs=4, batch_size=10, sampler=s), 100) for s in ("uniform", "fair"))
-    assert uniform.predicted_images(num_ops=3) == (400, 0)
-    assert fair.predicted_images(num_ops=3) == (1200, 0)
+    assert uniform.predicted_images(space=load_space("macro")) == (400, 0)
+    assert fair.predicted_images(space=load_space("macro")) == (1200, 0)
     assert fair.predicted_images() == (400, 0)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 8])
 def test_a_cost_of_exactly_so_many_epochs_pays_for_them(epochs):
     settings = TrainSettings(batch_size=10, sampler="uniform")
-    assert epochs_within(settings, 100, epochs * 100, 3) == epochs
-    assert epochs_within(settings, 100, epochs * 100 - 1, 3) == epochs - 1
+    assert epochs_within(settings, 100, epochs * 100, load_space("macro")) == epochs
+    assert epochs_within(settings, 100, epochs * 100 - 1, load_space("macro")) == epochs - 1
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (17, 17), (0.25, 25), (0.0, 0), (1.0, 100)])

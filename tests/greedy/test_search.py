@@ -87,14 +87,14 @@ def test_offspring_that_violate_a_limit_are_counted():
     start, _ = initial_population(task, (), 20, rng)
     population = [Found(path, accuracy, 0) for path, accuracy in zip(start, smooth(start), strict=True)]
     assert Counting.violations == 0
-    _, ditched = make_new_population(task, population, set(start), 20, rng)
-    assert ditched == Counting.violations > 1
+    _, rejected = make_new_population(task, population, set(start), 20, rng)
+    assert rejected == Counting.violations > 1
 
     Counting.violations = 0
     counts = []
     for result in evolutionary_search(task, smooth, population_size=20, generations=5):
-        assert result.ditched == Counting.violations
-        counts.append(result.ditched)
+        assert result.rejected == Counting.violations
+        counts.append(result.rejected)
     assert counts[0] == 0
     assert all(before < after for before, after in pairwise(counts))
 
@@ -128,4 +128,4 @@ def test_in_a_front_of_three_the_one_in_the_middle_is_crowded():
 
 def test_random_search_violates_nothing_and_knows_no_pool():
     result = search(MACRO, smooth, Budget(max_macs=45_000_000), searcher="random", generations=2)
-    assert (result.ditched, result.from_pool) == (0, 0)
+    assert (result.rejected, result.from_pool) == (0, 0)

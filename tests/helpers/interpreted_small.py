@@ -20,7 +20,7 @@ from greedynas.greedy.evaluation import _evaluate_chunk, shared_layers
 from greedynas.greedy.graphs import evaluation as evaluation_graphs
 from greedynas.greedy.graphs import training
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.steps import make_optimizer, train_step
+from greedynas.greedy.steps import supernet_optimizer, train_step
 from greedynas.models.batchnorm import bn_mode
 from greedynas.models.blocks import ConvNorm, MBConv
 from greedynas.models.supernet import Supernet
@@ -187,7 +187,7 @@ def test_recorded_training_is_plain_training(replayed, sampler, split):
     nets, told = [], []
     for recorded in (True, False):
         net = some_net(split=split).train()
-        optimizer = make_optimizer(net, settings)
+        optimizer = supernet_optimizer(net, settings)
         with engine.using("on" if recorded else "off"):
             if recorded:
                 before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

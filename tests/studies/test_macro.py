@@ -272,13 +272,13 @@ def test_epochs_within_a_cost(sampler, bn):
     """As many as fit, and not one fewer."""
     settings = load_config("cifar10", {"sampler": sampler, "train.bn": bn, "filter_images": 300}).train
     allowed = 60 * 45_000
-    epochs = epochs_within(settings, 45_000, allowed, 3)
+    epochs = epochs_within(settings, 45_000, allowed, load_space("macro"))
 
     def cost(count):
-        return corrected_images(*Schedule(settings.model_copy(update={"max_epochs": count}), 45_000).predicted_images(num_ops=3))  # fmt: skip
+        return corrected_images(*Schedule(settings.model_copy(update={"max_epochs": count}), 45_000).predicted_images(space=load_space("macro")))  # fmt: skip
 
     assert cost(epochs) <= allowed < cost(epochs + 1)
-    assert epochs_within(settings, 45_000, 10, 3) == 0
+    assert epochs_within(settings, 45_000, 10, load_space("macro")) == 0
     assert epochs == {"uniform": 60, "fair": 20}.get(sampler, epochs)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from greedynas.gpu import recording
 from greedynas.gpu.recording import Casts, Graph, bring, writing
-from greedynas.models.batchnorm import BNMode, bn_mode, pooled, run_block
+from greedynas.models.batchnorm import bn_mode, pooled, run_block
 from greedynas.models.supernet import Supernet
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
@@ -30,7 +30,7 @@ class GraphedEvaluation:
     """Forward evaluation of paths on chunks of one shape: walks the prefix tree as `evaluation` does, by replay."""
 
     def __init__(
-        self, net: Supernet, images: Tensor, labels: Tensor, calibration: Tensor | None, bn: BNMode, precision: str
+        self, net: Supernet, images: Tensor, labels: Tensor, calibration: Tensor | None, bn: str, precision: str
     ):
         # The net itself is not kept: it keeps its recordings (see `recorded_evaluation`), and they end with it.
         self.bn, self.half = bn, precision == "bf16"
@@ -204,7 +204,7 @@ def recorded_evaluation(
     images: Tensor,
     labels: Tensor,
     calibration: Tensor | None,
-    bn: BNMode,
+    bn: str,
     precision: str,
 ) -> GraphedEvaluation | None:
     """The recording for chunks of this shape; None where replaying does not pay yet."""

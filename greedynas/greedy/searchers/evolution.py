@@ -1,6 +1,11 @@
-"""Algorithm 3 of the paper: NSGA-II from the candidate pool."""
+"""Evolutionary search: Algorithm 3 of the paper, NSGA-II from the candidate pool.
 
-from collections.abc import Iterator, Sequence
+Built from pymoo's parts: its non-dominated sorting, crowding distance, tournament and variation operators. Ours are the
+start from the pool, hard limits (a path that violates one is rejected), one evaluation a path ever, and the last front that
+does not fit being sorted by accuracy.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 from pymoo.core.population import Population
@@ -12,52 +17,26 @@ from pymoo.operators.selection.tournament import TournamentSelection, compare
 from pymoo.operators.survival.rank_and_crowding.metrics import calc_crowding_distance
 from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 
-from greedynas.greedy.searchers.task import (
-    STALE_ROUNDS,
-    Accuracies,
-    Found,
-    Searched,
-    Task,
-    _remembering,
-    new_random_paths,
-)
-from greedynas.runtime.rng import stream
+from greedynas.greedy.searchers.task import STALE_ROUNDS, Found, Plan, Proposal, Searcher, Task
 from greedynas.spaces.costs import IntArray
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
 
 
-def evolutionary_search(
-    task: Task,
-    evaluate: Accuracies,
-    *,
-    pool: Sequence[OpPath] = (),
-    population_size: int = 50,
-    generations: int = 20,
-    seed: int = 0,
-    earlier: Sequence[Found] = (),
-) -> Iterator[Searched]:
-    """Algorithm 3, yielding after every generation; the initial population is the first of them.
-
-    `earlier` are the results of a search that was interrupted: they are taken instead of evaluating again.
-    """
-    result, evaluation = Searched(task), _remembering(evaluate, earlier)
-
-    paths, result.from_pool = initial_population(task, pool, population_size, stream(seed, "search", 0))
-    result.found += evaluation(paths, 0)
-    population = survivors(task, result.found, population_size)
-    yield result
-    for generation in range(1, generations):
-        rng = stream(seed, "search", generation)
-        seen = {entry.path for entry in result.found}
-        offspring, ditched = make_new_population(task, population, seen, population_size, rng)
+def evolution(plan: Plan) -> Searcher:
+    """Propose the initial population and then generations of offspring: Algorithm 3."""
+    task, size = plan.task, plan.population
+    paths, from_pool = initial_population(task, plan.pool, size, plan.rng(0))
+    everything = yield Proposal(paths, from_pool=from_pool)
+    population = survivors(task, everything, size)
+    for generation in range(1, plan.generations):
+        seen = {entry.path for entry in everything}
+        offspring, rejected = make_new_population(task, population, seen, size, plan.rng(generation))
         if not offspring:
             return  # every feasible path has been evaluated
-        result.ditched += ditched
-        found = evaluation(offspring, generation)
-        result.found += found
-        population = survivors(task, population + found, population_size)
-        yield result
+        found = yield Proposal(offspring, rejected=rejected)
+        everything = everything + found
+        population = survivors(task, population + found, size)
 
 
 def initial_population(
@@ -67,29 +46,29 @@ def initial_population(
     distinct = list(dict.fromkeys(tuple(path) for path in pool))
     feasible = task.feasible(np.array(distinct)).tolist() if distinct else []
     chosen = [path for path, fits in zip(distinct, feasible, strict=True) if fits][:size]
-    return chosen + new_random_paths(task, size - len(chosen), set(chosen), rng), len(chosen)
+    return chosen + task.new_random_paths(size - len(chosen), set(chosen), rng), len(chosen)
 
 
 def make_new_population(
     task: Task, population: list[Found], seen: set[OpPath], size: int, rng: np.random.Generator
 ) -> tuple[list[OpPath], int]:
-    """Offspring by binary tournament, uniform crossover and mutation; (new feasible paths, how many were ditched)."""
+    """Offspring by binary tournament, uniform crossover and mutation; (new feasible paths, how many were rejected)."""
     individuals, problem = _individuals(task, population), _problem(task.space)
     tournament = TournamentSelection(func_comp=_by_rank_then_crowding)
     offspring: dict[OpPath, None] = {}
-    ditched = stale = 0
+    rejected = stale = 0
     while len(offspring) < size and stale < STALE_ROUNDS:
         parents = tournament.do(problem, individuals, size // 2 + 1, n_parents=2, to_pop=False, random_state=rng)
         children = UniformCrossover().do(problem, individuals, parents, random_state=rng)
         children = ChoiceRandomMutation().do(problem, children, random_state=rng)
         paths = children.get("X").astype(np.int64)
         feasible = task.feasible(paths)
-        ditched += int((~feasible).sum())
+        rejected += int((~feasible).sum())
         new = [path for path in map(tuple, paths[feasible].tolist()) if path not in seen and path not in offspring]
         offspring.update((path, None) for path in new)
         stale = 0 if new else stale + 1
     chosen = list(offspring)[:size]
-    return chosen + new_random_paths(task, size - len(chosen), seen | set(chosen), rng), ditched
+    return chosen + task.new_random_paths(size - len(chosen), seen | set(chosen), rng), rejected
 
 
 def survivors(task: Task, candidates: list[Found], size: int) -> list[Found]:

@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from greedynas.experimental.additive import blended
+from greedynas.greedy.searchers.additive import additive_model
 from greedynas.reporting.cells import Table, make_table
 from greedynas.runtime.text import count, duration
+from greedynas.settings.experiments import hooks_of
 from greedynas.spaces.costs import IntArray
 from greedynas.spaces.paths import canonical, compact
 from greedynas.studies.correlations import Numbers, best_of, mean_interval, precision_at_top, rank_correlations
@@ -29,7 +31,7 @@ COEFFICIENTS = {"tau_b": "τ-b", "tau_a": "τ-a", "spearman": "Spearman"}
 UNTRAINED = "NWOT"
 # What paths are ranked by besides the score: key, title and note of a table.
 ALONE = (
-    ("by_accuracy", "By the accuracy on the supernet alone", "As a search without search.additive chooses."),
+    ("by_accuracy", "By the accuracy on the supernet alone", "As a search without experimental.additive chooses."),
     (
         "by_additive",
         "By the additive model alone",
@@ -159,12 +161,14 @@ def _lead(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) -> str:
     if shares := sorted({share for part in done if (share := additive_share(part))}):
         parts = " or ".join(f"{share:.0%}" for share in shares)
         sentences.append(
-            f"Paths are ranked by a score, as a search with search.additive chooses: {parts} of it is an additive model fitted to the "
+            f"Paths are ranked by a score, as a search with experimental.additive chooses: {parts} of it is an additive model fitted to the "
             "accuracies on the supernet, the rest is the accuracy itself. It does not use the truth."
         )
-    if snapshots := sorted({count for part in done if (count := part.settings["config"]["train"]["snapshots"]) > 1}):
+    if snapshots := sorted(
+        {count for part in done if (count := part.settings["config"]["experimental"].get("snapshots", 1)) > 1}
+    ):
         sentences.append(f"Accuracies are means over {' or '.join(map(str, snapshots))} snapshots of a training.")
-    if settings.get("preset") == "cifar10":
+    if settings.get("preset") in ("cifar10", "cifar10-tuned"):
         sentences.append(TUNED)
     return " ".join(sentences)
 
@@ -204,7 +208,7 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
         "by_loss": correlations(truth, -by_loss[modes[0]]),
         # The two parts of a score, each alone.
         "by_accuracy": measures(truth, accuracies, by_loss[modes[0]]),
-        "by_additive": measures(truth, blended(truth.paths, accuracies, 1.0), by_loss[modes[0]]),
+        "by_additive": measures(truth, additive_model(truth.paths, accuracies), by_loss[modes[0]]),
         "moments": [
             {**moment, **correlations(truth, scores_of(truth, part, f"step{moment['step']}_accuracy"))}
             for moment in part.result["moments"]
@@ -216,14 +220,21 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
     }
 
 
+def mixed_score(truth: Truth, accuracies: NDArray[Any], share: float) -> NDArray[np.float64]:
+    """Return the score that a search of these settings would rank by: the accuracies, or a mix with an additive model."""
+    score = hooks_of({"additive": share} if share else {}).score
+    accuracies = np.asarray(accuracies, float)
+    return accuracies if score is None else score(list(map(tuple, truth.paths)), accuracies)
+
+
 def additive_share(part: Done) -> float:
-    """How much of a path's score is an additive model's (`search.additive`)."""
-    return float(part.settings["config"]["search"]["additive"])
+    """Return how much of a path's score is an additive model's (`experimental.additive`)."""
+    return float(part.settings["config"]["experimental"].get("additive", 0.0))
 
 
 def scores_of(truth: Truth, part: Done, name: str) -> Numbers:
     """What a search of all paths would choose by."""
-    return blended(truth.paths, part.arrays[name], additive_share(part))
+    return mixed_score(truth, part.arrays[name], additive_share(part))
 
 
 def flat(row: dict[str, Any]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from greedynas.data.datasets import Data
 from greedynas.greedy.schedule import Schedule
-from greedynas.greedy.training import calibration_images
+from greedynas.greedy.validation import calibration_images
 from greedynas.jobs.resolving import load_config
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.models.nwot import BATCH, nwot_score
@@ -33,9 +33,9 @@ from greedynas.studies.macro.results import UNTRAINED, macro_study
 from greedynas.studies.study import Part, publish, run_parts
 from greedynas.studies.supernets import (
     FREE_KEYS,
-    best_epochs,
     checkpoints_of,
     load_trained,
+    method_preset,
     rank_paths,
     settings_of_training,
     shared_data,
@@ -57,9 +57,8 @@ QUICK = {
     "train.lr_end": 0.0,
     "train.decay_all": False,
     "train.zero_residuals": False,
-    "train.split_after_identity": False,
-    "train.supernets": 1,
-    "train.snapshots": 1,
+    "experimental.split_after_identity": False,
+    "experimental.snapshots": 1,
 }
 EPOCHS = 60.0
 QUICK_EPOCHS, QUICK_PATHS, QUICK_IMAGES = 6.0, 1000, 150
@@ -85,7 +84,7 @@ class MacroOptions:
     keep: bool = True  # the run directories, with the supernets
     jobs: int | None = None
     truth: Path | None = None
-    preset: str = "cifar10"
+    preset: str = "cifar10-tuned"
     base: dict[str, Any] = field(  # as `changes`, which count before these
         default_factory=lambda: {"data.check_duplicates": False}
     )
@@ -152,14 +151,14 @@ def _refuse(options: MacroOptions) -> None:
             raise GreedyNASError(f"--greedy-share is a share of the others' cost, above 0 and below 1, got {share:g}")
     for mode in options.bn:
         if mode not in BN_MODES:
-            raise unknown("BatchNorm mode", mode, list(BN_MODES))
+            raise BN_MODES.unknown(mode)
 
 
 def method_config(method: str, options: MacroOptions) -> Config:
     """The settings of one method: the preset with what suits it, the changes for all methods, then its own."""
     if method not in METHODS:
         raise unknown("method", method, list(METHODS))
-    return load_config(options.preset, {**_changes(options, method), "train.sampler": method})
+    return method_preset(options.preset, _changes(options, method), method)
 
 
 def _changes(options: MacroOptions, method: str | None = None) -> dict[str, Any]:
@@ -283,7 +282,7 @@ def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> 
     """As many epochs as the cost pays for, or fewer where those are best or the method was given its own; and checkpoints at
     the moments."""
     affordable = within_cost(config, train_images, settings["cost_epochs"]).train.max_epochs
-    own, best = settings["own_epochs"], best_epochs(config)
+    own, best = settings["own_epochs"], config.study_epochs
     if own is not None and own > affordable:
         raise GreedyNASError(
             f"{config.train.sampler}.max_epochs={own} costs more than --epochs {settings['cost_epochs']:g} allows: "

@@ -16,7 +16,7 @@ from rich.console import Console
 from greedynas.data.settings import Told, stored_settings
 from greedynas.greedy.schedule import epochs_within
 from greedynas.greedy.state import TrainState
-from greedynas.models.batchnorm import BN_MODES, BNMode
+from greedynas.models.batchnorm import BN_MODES
 from greedynas.rundir.checkpoints import fitting, step_of
 from greedynas.rundir.run_directory import refuse_links
 from greedynas.runtime.devices import choose_device
@@ -80,7 +80,7 @@ def study_ranking(folder: Path, out: Path, options: RankingOptions, console: Con
     rival = [] if uniform is None else _kinds(uniform, _config_of(uniform, options))
     last = [Kind("untrained", folder, config, None), *rival[-1:], *own[-1:]]
     earlier = [*rival[:-1], *own[:-1]]
-    parts = [_part(kind, mode, config, options) for kind in last for mode in BN_MODES]
+    parts = [_part(kind, mode, config, options) for kind in last for mode in BN_MODES.names()]
     parts += [_part(kind, config.train.bn, config, options, brief=True) for kind in earlier]
     done = run_parts(out, parts, console, options.jobs)
     settings = {"run": str(folder), "bn": config.train.bn, "filter_images": config.train.filter_images,
@@ -129,12 +129,12 @@ def train_uniform(folder: Path, settings: dict[str, Any], console: Console) -> d
     """Uniform sampling with the settings that suit it, for as many epochs as the run's corrected cost pays for."""
     config = Config.model_validate(settings["config"])
     images = len(shared_data(config, choose_device(config.device)).train)
-    epochs = max(1, epochs_within(config.train, images, settings["corrected_images"], max(config.space.num_ops)))
+    epochs = max(1, epochs_within(config.train, images, settings["corrected_images"], config.space))
     train = config.train.model_copy(update={"max_epochs": epochs})
     return train_in(folder, config.model_copy(update={"train": train}), console)[1]
 
 
-def _part(kind: Kind, mode: BNMode, config: Config, options: RankingOptions, brief: bool = False) -> Part:
+def _part(kind: Kind, mode: str, config: Config, options: RankingOptions, brief: bool = False) -> Part:
     """`brief`: only with the run's own number of filter images."""
     settings = {
         "kind": kind.name,
@@ -186,7 +186,7 @@ def rank_by_few(folder: Path, settings: dict[str, Any], console: Console) -> dic
 
 
 def _agreement(
-    trained: Trained, paths: list[OpPath], mode: BNMode, count: int, draw: int, truth: NDArray[np.float64]
+    trained: Trained, paths: list[OpPath], mode: str, count: int, draw: int, truth: NDArray[np.float64]
 ) -> dict[str, Any]:
     """Loss and accuracy on some filter images against the accuracy on all."""
     chosen = trained.data.val.balanced(count, stream(trained.config.seed, "ranked by few", count, draw))

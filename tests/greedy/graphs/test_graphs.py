@@ -6,7 +6,7 @@ import torch
 from greedynas.gpu import engine, recording
 from greedynas.greedy.graphs import training
 from greedynas.greedy.settings import TrainSettings
-from greedynas.greedy.steps import TrainingStep, make_optimizer, train_step
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer, train_step
 from greedynas.models.supernet import Supernet
 from tests.helpers.graphs import Recorded
 from tests.helpers.interpreted import run_interpreted
@@ -39,7 +39,7 @@ def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
     monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
     settings = TrainSettings()
     net = Supernet("macro").train()
-    step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
+    step = TrainingStep(net, supernet_optimizer(net, settings), settings, None, "fp32")
     images, labels = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)
     for n in (4, 4, 2, 4):
         step(images[:n], labels[:n], [(0,) * 8], 0.1)
@@ -52,7 +52,7 @@ def test_clipped_gradients_take_the_plain_step(monkeypatch):
     monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
     settings = TrainSettings(clip_grad=1.0)
     net = Supernet("macro").train()
-    step = TrainingStep(net, make_optimizer(net, settings), settings, None, "fp32")
+    step = TrainingStep(net, supernet_optimizer(net, settings), settings, None, "fp32")
     step(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), [(0,) * 8], 0.1)
     assert Recorded.made == []
 
@@ -70,7 +70,7 @@ def test_replayed_steps_are_those_of_the_engine(sampler):
     for recorded in (True, False):
         net = Supernet("macro", generator=torch.Generator().manual_seed(0)).cuda().train()
         net.to(memory_format=torch.channels_last)
-        optimizer = make_optimizer(net, settings)
+        optimizer = supernet_optimizer(net, settings)
         if recorded:
             step = training.GraphedTraining(net, optimizer, images, labels, settings, None, "bf16")
             found.append([step(images, labels, chosen, 0.05).item() for chosen in paths])

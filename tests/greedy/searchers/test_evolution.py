@@ -127,8 +127,8 @@ def test_offspring_are_new_valid_and_feasible(data):
 def children(population, size=200):
     """The offspring of a population without a limit, as an array."""
     task, seen = make_task(MACRO, Budget()), {entry.path for entry in population}
-    offspring, ditched = make_new_population(task, population, seen, size, np.random.default_rng(0))
-    assert (len(offspring), ditched) == (size, 0)
+    offspring, rejected = make_new_population(task, population, seen, size, np.random.default_rng(0))
+    assert (len(offspring), rejected) == (size, 0)
     return np.array(offspring)
 
 
@@ -217,7 +217,7 @@ def test_interrupted_after_any_generation_and_resumed_equals_uninterrupted(searc
 
         *_, resumed = searcher(task, counting, seed=3, earlier=whole.found[:cut], **arguments)
         assert resumed.found == whole.found
-        assert resumed.ditched == whole.ditched
+        assert resumed.rejected == whole.rejected
         assert len(asked) == 120 - cut
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from greedynas import Budget, load_space
-from greedynas.greedy.choice import choose, wilson_margin
+from greedynas.greedy.searchers.choice import choose, wilson_margin
 from greedynas.greedy.searchers.task import Found, Searched, make_task
 from greedynas.rundir.schemas import Chosen, Evaluated
 from greedynas.spaces.costs import CostTable
