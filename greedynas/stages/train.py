@@ -11,7 +11,7 @@ from rich.text import Text
 from greedynas.data.datasets import Data
 from greedynas.gpu import engine
 from greedynas.greedy.ratio import BUSY, plausible
-from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
@@ -20,8 +20,8 @@ from greedynas.rundir.run_directory import versions
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.memory import telling_what_fits, training_trial
-from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.stages.run import Run, choose_precisions, read_data, supernet_of
 
@@ -36,8 +36,7 @@ def train_stage(
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
     data = data or read_data(config, device, folder)
-    if config.train.sampler == "fair":
-        fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
+    make_sampler(config.train.sampler).check(config.space)
     settings, limited = settings_for(config, data)
     with Run.start(folder, config) as run:
         run.check_data(data)
@@ -62,6 +61,7 @@ def train_stage(
                 eval_precision=eval_precision,
                 run=run,
                 console=console,
+                lasting_steps=hooks_of(config.experimental).lasting_steps(Schedule(settings, len(data.train))),
             )
     return summary(state)
 
@@ -73,7 +73,7 @@ def settings_for(config: Config, data: Data) -> tuple[TrainSettings, list[str]]:
     the user chose is refused where there are fewer.
     """
     wanted, there = config.train.filter_images, len(data.val)
-    if config.train.sampler != "greedy" or wanted <= there:
+    if not make_sampler(config.train.sampler).filters or wanted <= there:
         return config.train, []
     if config.asked is None or not config.asked.chose("train.filter_images"):
         raise GreedyNASError(
@@ -127,7 +127,7 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     schedule = Schedule(settings, images)
     costs = {}
     epochs = {"at most": config.train.max_epochs}
-    stops = config.train.stopping and config.train.sampler == "greedy"
+    stops = config.train.stopping and make_sampler(config.train.sampler).filters
     if config.expect is not None and stops and config.expect.epochs <= config.train.max_epochs:
         epochs["stopping as in the paper"] = config.expect.epochs
     for label, count in epochs.items():
