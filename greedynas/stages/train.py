@@ -1,5 +1,6 @@
 """The stages of a job, each on one run directory: what the verbs of the command line call."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images, s
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
 from greedynas.greedy.training import train_supernet
+from greedynas.rundir.callbacks import Callback, make_callbacks
 from greedynas.rundir.run_directory import versions
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
@@ -27,9 +29,15 @@ from greedynas.stages.run import Run, choose_precisions, read_data, supernet_of
 
 
 def train_stage(
-    config: Config, folder: Path, console: Console, data: Data | None = None, *, show_plan: bool = True
+    config: Config,
+    folder: Path,
+    console: Console,
+    data: Data | None = None,
+    *,
+    show_plan: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
+    """Train a supernet in `folder`, or go on with it, and return the summary that `--json` prints."""
     config = config.model_copy(update={"data": config.data.located()})
     device = choose_device(config.device)
     engine.use(config.engine)
@@ -61,6 +69,7 @@ def train_stage(
                 eval_precision=eval_precision,
                 run=run,
                 console=console,
+                callbacks=[*callbacks, *make_callbacks(config.callbacks)],
                 lasting_steps=hooks_of(config.experimental).lasting_steps(Schedule(settings, len(data.train))),
             )
     return summary(state)
