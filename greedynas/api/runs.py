@@ -132,14 +132,18 @@ class RunRecords(Sequence[RunRecord]):
 
     def compare(self) -> list[dict[str, Any]]:
         """Return a summary of each run, the most accurate first, those without an accuracy last."""
-        return sorted((run.summary() for run in self), key=lambda row: -1.0 if row["top1"] is None else -row["top1"] - 1)
+        return sorted(
+            (run.summary() for run in self), key=lambda row: -1.0 if row["top1"] is None else -row["top1"] - 1
+        )
 
     def _rows(self) -> list[list[str]]:
         rows = []
         for facts in (run.summary() for run in self):
             macs = "" if facts["macs"] is None else count(facts["macs"])
             top1 = "" if facts["top1"] is None else percent(facts["top1"])
-            rows.append([facts["run"], facts["stage"], facts["space"], facts["sampler"], facts["model"] or "", macs, top1])
+            rows.append(
+                [facts["run"], facts["stage"], facts["space"], facts["sampler"], facts["model"] or "", macs, top1]
+            )
         return rows
 
     def __repr__(self) -> str:

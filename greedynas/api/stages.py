@@ -301,4 +301,3 @@ def _settings(
 
 def _open(data: Any, config: Config, device: torch.device, folder: Path) -> Data:
     return open_data(data, space=config.space, seed=config.seed, device=device, folder=folder)
-

@@ -103,5 +103,6 @@ class SearchSettings(BaseModel):
     bn: BatchNormMode = "batch"  # BatchNorm statistics of the evaluated paths
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
+    evaluator: str = "supernet"  # what gives the accuracy of a path: supernet, or one of a plugin
     # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
     tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0

@@ -94,7 +94,7 @@ def register_op(
         ... class Plain(torch.nn.Sequential):
         ...     def __init__(self, in_channels, out_channels, stride):
         ...         super().__init__(torch.nn.Conv2d(in_channels, out_channels, 3, stride, 1), torch.nn.ReLU())
-        >>> "PLAIN_K3" in greedynas.op_names()
+        >>> "PLAIN_K3" in greedynas.registered()["op"]
         True
     """
     if build is None:
