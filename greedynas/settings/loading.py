@@ -70,7 +70,7 @@ def changed_section(config: Config, section: str, changes: dict[str, Any]) -> An
     try:
         return type(current).model_validate({**current.model_dump(), **values})
     except ValidationError as error:
-        raise GreedyNASError(f"{section}.{first_problem(error)}") from None
+        raise GreedyNASError(first_problem(error, section)) from None
 
 
 def validated(data: dict[str, Any], source: str) -> Config:
