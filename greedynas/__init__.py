@@ -128,7 +128,7 @@ _PUBLIC = {
 }
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -67,15 +68,38 @@ def verb(
     """Register a function as a command; its docstring is the help text, and the examples follow the options."""
 
     def register(function: Function) -> Function:
-        return app.command(
+        command = app.command(
             name,
             cls=Verb,
             help=_unwrapped(function),
             epilog=epilog(*examples),
             rich_help_panel=panel,
-        )(function)
+        )
+        command(_with_plugins(function))
+        return function
 
     return register
+
+
+def _with_plugins(function: Function) -> Function:
+    """Return the function with an option --plugin, which every verb has: plugins are imported before the verb runs."""
+
+    @wraps(function)
+    def with_plugins(*arguments: Any, plugin: list[str] | None = None, **options: Any) -> None:
+        if plugin:
+            from greedynas.runtime.registry import load_plugin
+
+            for name in plugin:
+                load_plugin(name)
+        function(*arguments, **options)
+
+    help = "Import a module or a Python file that adds ops, samplers, searchers and so on. Can be given several times."
+    annotation = Annotated[list[str] | None, option("--plugin", "MODULE", help, GENERAL)]
+    added = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    signature = inspect.signature(function)
+    with_plugins.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
+    with_plugins.__annotations__ = {**function.__annotations__, "plugin": annotation}
+    return with_plugins  # type: ignore[return-value]
 
 
 def add_family(app: typer.Typer, name: str, *examples: str, help: str, panel: str) -> typer.Typer:

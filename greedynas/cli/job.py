@@ -7,6 +7,7 @@ from greedynas.cli.commands import make_app, option, verb
 from greedynas.cli.options import (
     BUDGET,
     OUTPUT,
+    CallbackOption,
     DataOption,
     FlopsOption,
     JsonOption,
@@ -59,6 +60,7 @@ def run(
         option("--baseline-weights", "FILE", "Weights of the baseline, if they are not in timm's cache.", COMPARISON),
     ] = None,
     settings: SetOption = None,
+    callbacks: CallbackOption = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,7 +75,11 @@ def run(
     if baseline_weights is not None and (baseline is None or not baseline_weights.is_file()):
         raise GreedyNASError("--baseline-weights takes a file, for the network that --baseline names")
     changes = parse_assignments(settings or [])
-    changes |= {key: value for key, value in (("data.source", data), ("seed", seed)) if value is not None}
+    changes |= {
+        key: value
+        for key, value in (("data.source", data), ("callbacks", callbacks), ("seed", seed))
+        if value is not None
+    }
     console = shown_console(as_json)
     limits = {"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)}
     config, images = settings_of(preset, changes, out, console, parse_limits(limits), hours)

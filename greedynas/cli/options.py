@@ -21,6 +21,10 @@ SETTINGS = "Settings"
 
 JsonOption = Annotated[bool, switch("--json", "Print the result as JSON on standard output.", GENERAL)]
 SetOption = Annotated[list[str] | None, option("--set", "KEY=VALUE", "Change a setting. Can be repeated.", SETTINGS)]
+CallbackOption = Annotated[
+    list[str] | None,
+    option("--callback", "NAME", "Let a registered callback watch the trainings. Can be repeated.", SETTINGS),
+]
 SeedOption = Annotated[int | None, option("--seed", "N", "Seed of all random numbers.", SETTINGS, min=0)]
 RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 PresetArgument = Annotated[

@@ -11,6 +11,7 @@ from greedynas.cli.options import (
     NETWORK,
     OUTPUT,
     SETTINGS,
+    CallbackOption,
     DataOption,
     DataRootOption,
     FlopsOption,
@@ -51,9 +52,15 @@ def train(
     out: OutOption = None,
     sampler: Annotated[
         str | None,
-        option("--sampler", "NAME", "Path sampler: greedy (Algorithms 1 and 2), uniform or fair.", SETTINGS),
+        option(
+            "--sampler",
+            "NAME",
+            "Path sampler: greedy (Algorithms 1 and 2), uniform, fair, or one of a plugin.",
+            SETTINGS,
+        ),
     ] = None,
     settings: SetOption = None,
+    callbacks: CallbackOption = None,
     seed: SeedOption = None,
     only_plan: Annotated[
         bool, switch("--plan", "Print all settings and the expected cost, and train nothing.", OUTPUT)
@@ -67,7 +74,7 @@ def train(
     changes = parse_assignments(settings or [])
     changes |= {
         key: value
-        for key, value in (("data.source", data), ("train.sampler", sampler), ("seed", seed))
+        for key, value in (("data.source", data), ("train.sampler", sampler), ("callbacks", callbacks), ("seed", seed))
         if value is not None
     }
     console = shown_console(as_json)

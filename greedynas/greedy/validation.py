@@ -22,7 +22,6 @@ from greedynas.runtime.registry import Registry
 from greedynas.runtime.rng import stream
 from greedynas.spaces.paths import OpPath
 
-
 # What a search takes for the accuracy of a path: made of (net, data, settings, seed, precision), called with paths.
 EVALUATORS: "Registry[Callable[..., Accuracies]]" = Registry(
     "evaluator", {"supernet": "greedynas.greedy.validation:SupernetAccuracies"}
