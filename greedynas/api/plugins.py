@@ -10,8 +10,8 @@ from typing import Any
 from greedynas.data.specs import DATASETS
 from greedynas.deploy.formats import FORMATS
 from greedynas.deploy.latency_backends import LATENCY_BACKENDS
-from greedynas.greedy.samplers import SAMPLERS
 from greedynas.greedy.searchers import SEARCHERS
+from greedynas.greedy.settings import SAMPLERS
 from greedynas.greedy.validation import EVALUATORS
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.rundir.callbacks import CALLBACKS

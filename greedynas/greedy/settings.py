@@ -4,9 +4,19 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from greedynas.greedy.samplers import SAMPLERS
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.registry import Registry
+
+# Which paths the next updates of a supernet train. Each sampler is a file in `samplers/`.
+SAMPLERS: Registry = Registry(
+    "sampler",
+    {
+        "greedy": "greedynas.greedy.samplers.greedy:Greedy",
+        "uniform": "greedynas.greedy.samplers.uniform:Uniform",
+        "fair": "greedynas.greedy.samplers.fair:Fair",
+    },
+)
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=1e30)]  # what float32 can hold, with room for products
