@@ -172,7 +172,7 @@ def run_search(
 ) -> dict[str, Any]:
     """Run one search, saved after every generation, and choose its network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, experimental, accuracies.data.balanced)
+    wanted = _settings_json(request, task, step, experimental, accuracies)
     known = ranks.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     before: dict[str, Any] | None = ranks.on_first(lambda: read_chosen(file))
@@ -304,15 +304,16 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
 
 
 def _settings_json(
-    request: Request, task: Task, step: int, experimental: dict[str, Any], balanced: bool
+    request: Request, task: Task, step: int, experimental: dict[str, Any], accuracies: SupernetAccuracies
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
+        **({"supernets": accuracies.supernets} if accuracies.supernets > 1 else {}),
         **({"experimental": experimental} if experimental else {}),
-        **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
+        **({"metric": BALANCED} if accuracies.data.balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),
