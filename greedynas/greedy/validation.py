@@ -79,6 +79,8 @@ class SupernetAccuracies:
     Accuracies are averaged over classes where the data weighs these alike.
     """
 
+    supernets = 1  # of how many each accuracy is the mean
+
     def __init__(self, net: Supernet, data: Data, settings: SearchSettings, seed: int, precision: str):
         self.net, self.data, self.settings, self.precision = net, data, settings, precision
         self.known: dict[OpPath, float] = {}

@@ -199,7 +199,7 @@ def run_search(
 ) -> dict[str, Any]:
     """Run one search, saved after every generation, and choose its network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, experimental, data.balanced)
+    wanted = _settings_json(request, task, step, experimental, accuracies, data.balanced)
     known = ranks.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     before: dict[str, Any] | None = ranks.on_first(lambda: read_chosen(file))
@@ -332,13 +332,15 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
 
 
 def _settings_json(
-    request: Request, task: Task, step: int, experimental: dict[str, Any], balanced: bool
+    request: Request, task: Task, step: int, experimental: dict[str, Any], accuracies: Accuracies, balanced: bool
 ) -> dict[str, Any]:
+    supernets = getattr(accuracies, "supernets", 1)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
+        **({"supernets": supernets} if supernets > 1 else {}),
         **({"experimental": experimental} if experimental else {}),
         **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
