@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, filter_paths, load_space
-from greedynas.sampling import fair_paths, sample_paths
+from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, distributed, filter_paths, load_space
+from greedynas.sampling import Filtered, fair_paths, sample_paths
 from tests.strategies import paths_of, spaces
 
 MACRO = load_space("macro")
@@ -100,3 +100,11 @@ def test_fair_paths_of_uneven_spaces_are_refused():
     )
     with pytest.raises(GreedyNASError, match=r"uneven has \[2, 3\]"):
         fair_paths(space, np.random.default_rng(0))
+
+
+def test_of_several_ranks_the_first_decides_which_paths_are_kept(monkeypatch):
+    """On two machines the same losses may differ in their last digits, and so may the order of paths."""
+    own = Filtered(kept=[((0, 1), 0.5)], rejected=[((2, 0), 0.6)], evaluated=2)
+    first = ([[[2, 0], 0.59]], [[[0, 1], 0.61]])  # as it arrives: JSON has no tuples
+    monkeypatch.setattr(distributed, "broadcast", lambda value: first)
+    assert own.decided() == Filtered(kept=[((2, 0), 0.59)], rejected=[((0, 1), 0.61)], evaluated=2)
