@@ -5,14 +5,16 @@
     python tools/mutants.py --jobs 2                               everything, in a night
     python tools/mutants.py --module pool --again                  those that survived, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
+    python tools/mutants.py --report --results benchmarks/mutants.jsonl.gz
 
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
 Survivors that are known, each with the reason why no test should notice them, are in surviving_mutants.yaml; the exit code is
-1 if there are others.
+1 if there are others. docs/mutants.md has the counts and the reasons.
 """
 
 import argparse
+import gzip
 import importlib
 import json
 import os
@@ -315,7 +317,8 @@ class Note:
 def read_results(file: Path) -> list[Result]:
     """The newest result of each mutant, in the order of the file."""
     found: dict[tuple[str, str], Result] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
+    data = file.read_bytes() if file.exists() else b""
+    for line in (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines():
         result = Result(**json.loads(line))
         found[result.module, result.id] = result
     return list(found.values())
@@ -335,9 +338,9 @@ def reason(result: Result, known: Sequence[dict[str, str]]) -> str | None:
 
 
 def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
-    """Counts by module, and the survivors with their reasons."""
+    """Counts by module, then the survivors of each, put together by the reason why no test notices them."""
     lines = ["| module | mutants | tested | killed | too slow | survived |", "|---|--:|--:|--:|--:|--:|"]
-    rest = ["| where | change | why no test notices it |", "|---|---|---|"]
+    rest = []
     for name, (file, _) in MODULES.items():
         if not (ROOT / file).exists():
             continue
@@ -347,15 +350,17 @@ def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
         counts = Counter(result.outcome for result in own)
         columns = (len(everything), len(own), counts["killed"], counts["timeout"], counts["survived"])
         lines.append(f"| `{name}` | {' | '.join(map(str, columns))} |")
-        for result in own:
+        reasons: dict[str, list[str]] = {}
+        for result in sorted(own, key=lambda result: result.line):
             if result.outcome == "survived":
-                change = f"`{_cell(result.before)}` → `{_cell(result.after)}`"
-                rest.append(f"| `{name}.{result.function}` | {change} | {reason(result, known) or '?'} |")
-    return "\n".join([*lines, "", *rest])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+                where = f"`{result.function}`: " if result.function else ""
+                change = f"  - {where}`{result.before}` → `{result.after}`"
+                reasons.setdefault(reason(result, known) or "?", []).append(change)
+        if reasons:
+            rest += ["", f"### {name}", ""]
+        for why, changes in reasons.items():
+            rest += [f"- {why}", *changes]
+    return "\n".join([*lines, *rest])
 
 
 if __name__ == "__main__":
