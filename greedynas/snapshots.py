@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,7 +62,8 @@ def evaluate_snapshots(
     With `balanced`, every class counts alike. The net is left as it was.
     """
     chosen = np.arange(len(val)) if images is None else images
-    class_weights = balanced_weights(val.labels[chosen], net.space.num_classes) if balanced else None
+    labels = val.labels[chosen]
+    class_weights = balanced_weights(labels, net.space.num_classes, torch.float64) if balanced else None
     chunks = [chosen[chunk] for chunk in interleaved(len(chosen), bn_images)]
 
     def evaluate() -> Evaluation:
