@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -138,3 +139,10 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
     packed.write_bytes(gzip.compress((tmp_path / "mutants.jsonl").read_bytes()))
     command = [sys.executable, tmp_path / "tools" / "mutants.py", "--report", "--results", packed]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == report
+
+
+def test_the_page_about_mutants_has_every_known_survivor():
+    page = (TOOLS.parent / "docs" / "mutants.md").read_text()
+    for entry in yaml.safe_load((TOOLS / "surviving_mutants.yaml").read_text()):
+        assert f"- {entry['why']}\n" in page
+        assert f"`{entry['before']}` → `{entry['after']}`" in page

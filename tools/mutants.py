@@ -3,7 +3,7 @@
     python tools/mutants.py --module pool                          every mutant of one module, in minutes
     python tools/mutants.py --module evaluation --sample 60        60 of them, the same ones every time
     python tools/mutants.py --jobs 2                               everything, in a night
-    python tools/mutants.py --module pool --again                  those that survived, after a new test
+    python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
     python tools/mutants.py --report --results benchmarks/mutants.jsonl.gz
 
@@ -36,7 +36,7 @@ from mutations import Mutant, mutants
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).with_name("surviving_mutants.yaml")
 LIBRARIES = ("numpy", "onnx", "pymoo.core.population", "pytest", "scipy.stats", "timm", "torch", "torchvision")
-COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
+COPIED = ("greedynas", "tests", "docs", "tools", "README.md", "pyproject.toml")
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
 MODULES: dict[str, tuple[str, list[str]]] = {
@@ -58,7 +58,17 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "choosing": ("greedynas/choosing.py", ["tests/test_choosing.py"]),
     "feasible": ("greedynas/feasible.py", ["tests/test_feasible.py", "tests/test_space.py", "tests/test_budget.py"]),
-    "data": ("greedynas/data.py", ["tests/test_data.py", "tests/test_copies.py", "tests/test_unreadable.py"]),
+    "data": (
+        "greedynas/data.py",
+        [
+            "tests/test_data.py",
+            "tests/test_reading.py",
+            "tests/test_image_batches.py",
+            "tests/test_unreadable.py",
+            "tests/test_manifest.py",
+            "tests/test_copies.py",
+        ],
+    ),
     "fitting": ("greedynas/fitting.py", ["tests/test_fitting.py", "tests/test_retraining.py", "tests/test_losses.py"]),
     "accuracy": ("greedynas/accuracy.py", ["tests/test_accuracy.py"]),
 }
@@ -101,7 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--minutes", type=float, default=None, help="begin no mutant after so many minutes")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--again", action="store_true", help="test those that survived once more")
+    parser.add_argument("--again", action="store_true", help="test those that survived without a reason once more")
     parser.add_argument("--results", type=Path, default=ROOT / "mutants.jsonl")
     parser.add_argument("--report", action="store_true", help="print tables of the results and leave")
     return parser.parse_args()
@@ -129,7 +139,9 @@ def run_module(name: str, options: argparse.Namespace) -> int:
     if options.sample is not None and options.sample < len(chosen):
         chosen = random.Random(options.seed).sample(chosen, options.sample)
     done = {result.id: result for result in read_results(options.results) if result.module == name}
-    missing = [m for m in chosen if m.id not in done or (options.again and done[m.id].outcome == "survived")]
+    reasons = known_survivors()
+    again = {r.id for r in done.values() if options.again and r.outcome == "survived" and reason(r, reasons) is None}
+    missing = [mutant for mutant in chosen if mutant.id not in done or mutant.id in again]
     print(f"{name}: {len(everything)} mutants, {len(chosen)} chosen, {len(missing)} to test", flush=True)
     if missing:
         _load_libraries()
@@ -143,7 +155,6 @@ def run_module(name: str, options: argparse.Namespace) -> int:
                     lines.write(json.dumps(asdict(result)) + "\n")
     results = [done[mutant.id] for mutant in chosen if mutant.id in done]
     counts = Counter(result.outcome for result in results)
-    reasons = known_survivors()
     surprises = [result for result in results if result.outcome == "survived" and reason(result, reasons) is None]
     print(f"{name}: {dict(counts)}, of the survivors {len(surprises)} without a reason")
     for result in surprises:
@@ -360,7 +371,7 @@ def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
             rest += ["", f"### {name}", ""]
         for why, changes in reasons.items():
             rest += [f"- {why}", *changes]
-    return "\n".join([*lines, *rest])
+    return "\n".join([*lines, "", "## The mutants that survive", *rest])
 
 
 if __name__ == "__main__":
