@@ -60,7 +60,7 @@ def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section:
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:
-    """One section of a run's settings with changes to it alone."""
+    """Return one section of a run's settings with changes to it alone."""
     current = getattr(config, section)
     for key in changes:
         path = resolve_key(key, section)
@@ -70,6 +70,9 @@ def changed_section(config: Config, section: str, changes: dict[str, Any]) -> An
     try:
         return type(current).model_validate({**current.model_dump(), **values})
     except ValidationError as error:
+        problem = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+        if isinstance(problem, GreedyNASError):  # whole sentences of ours
+            raise GreedyNASError(str(problem)) from None
         raise GreedyNASError(f"{section}.{first_problem(error)}") from None
 
 
