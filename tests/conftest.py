@@ -82,3 +82,14 @@ def data(photos):
     found = opened(photos)
     assert (len(found.train), len(found.val)) == (42, 12)  # four steps an epoch, two images left out
     return found
+
+
+@pytest.fixture(scope="session")
+def exported(photos, tmp_path_factory):
+    """An exported run; tests leave it as it is."""
+    from greedynas.stages.export import export_stage
+    from tests.helpers.exports import QUIET, make_run
+
+    folder = make_run(tmp_path_factory.mktemp("exported"), photos)
+    export_stage(folder, QUIET)
+    return folder

@@ -19,7 +19,7 @@ from greedynas.runtime.text import count, duration
 PRESETS = {"mobilenet": "imagenet", "mobilenet-se": "imagenet-se"}
 PAPER = {"optimization": 1.23e6 * 46, "evaluation": 2.40e6 * 46}  # the supplement's example: 89.7M corrected
 
-RECORDED = Path(__file__).parent / "recorded.json"  # training rates of one GPU, by benchmarks/record_bench.py
+RECORDED = Path(__file__).parent / "recorded.json"  # training rates of one GPU, by benchmarks/scripts/record_bench.py
 
 
 @dataclass(frozen=True)

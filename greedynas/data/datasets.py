@@ -20,11 +20,12 @@ from greedynas.data.loader import ImageSet, Rows, Shelf, Shelves
 from greedynas.data.manifest import Manifest, make_manifest, read_manifest, recall, refuse_difference, rows_of
 from greedynas.data.settings import DataSettings
 from greedynas.data.sources import MOST_HASHED, Files, Source, Splits
-from greedynas.data.specs import InMemory, read_splits
+from greedynas.data.specs import InMemory, dataset_splits, read_splits
 from greedynas.data.splits import _check_present, _number_classes, _split, _with_every_class
 from greedynas.data.transforms import View, normalisation
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
+from greedynas.spaces.space import Space
 
 logger = logging.getLogger("greedynas")
 
@@ -140,25 +141,57 @@ class Data:
 
 
 def open_data(
-    settings: DataSettings,
+    source: Any,
     *,
-    image_size: int,
-    image_channels: int,
-    seed: int,
-    device: torch.device,
+    space: Space | None = None,
+    image_size: int | None = None,
+    image_channels: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
     folder: Path | None = None,
 ) -> Data:
-    """Read and split what `settings.source` names. Test images are not decoded before `Data.test()`.
+    """Read images and split them into train, validation and test. Test images are not decoded before `Data.test()`.
 
-    With the `folder` of a run that has begun, the images must be those it began with, and the split is the run's.
+    Args:
+        source: What `--data` takes (a folder of images, "fashion", "torch/cifar10"…), a `DataSettings`, a torch `Dataset` of
+            (image, label), or a mapping of such data sets with the keys "train", "val" and "test". What is missing is held
+            out of "train".
+        space: The space that the images are for: it gives their size and channels.
+        image_size: The height and width in pixels that networks see, where no space is given.
+        image_channels: 1 or 3, where no space is given.
+        seed: Of the split and of augmentation.
+        device: Where batches go.
+        folder: A run directory. If a run has begun there, the images must be those it began with, and the split is its own.
+
+    Returns:
+        The images: `.train`, `.val`, `.test()`, `.class_names`.
+
+    Raises:
+        GreedyNASError: If the images cannot be read, are too few, or are not those of the run.
+
+    Example:
+        >>> import greedynas
+        >>> data = greedynas.open_data("fashion", space=greedynas.load_space("fashion"))
+        >>> len(data.train), len(data.val), len(data.class_names)
+        (7200, 800, 10)
     """
+    image_size = image_size or (None if space is None else space.image_size)
+    if image_size is None:
+        raise GreedyNASError("open_data needs a space or an image_size")
+    image_channels = image_channels or (3 if space is None else space.image_channels)
+    device, given = torch.device(device), None
+    settings = source
+    if isinstance(source, (str, Path)):
+        settings = DataSettings(source=str(source))
+    elif not isinstance(source, DataSettings):
+        settings, given = DataSettings(), dataset_splits(source)
     view = _view(settings, image_size, image_channels, seed)
     refuse = settings.unreadable == "refuse"
     shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)
     in_memory = InMemory(view.stored, view.channels, shelves.max_bytes, refuse)
     if settings.download and ranks.size() > 1:  # once, before all ranks read it
         ranks.on_first(lambda: bool(read_splits(settings.source, settings.root, True, in_memory)))
-    splits = read_splits(settings.source, settings.root, settings.download, in_memory)
+    splits = given or read_splits(settings.source, settings.root, settings.download, in_memory)
     kept = _kept(folder, splits)
     class_names = _number_classes(splits)
     seen = [(zlib.crc32(source.labels.tobytes()), _names_crc(source)) for source in splits.sources().values()]

@@ -223,6 +223,66 @@ class HuggingFace(Source):
         return Path(cell["path"]).read_bytes()
 
 
+class TorchDataset(Source):
+    """A `torch.utils.data.Dataset`, or any sequence, of (image, label).
+
+    Images are PIL images, uint8 arrays (height, width[, channels]), or tensors (channels, height, width), uint8 or floats from
+    0 to 1. Labels are read from `targets` or `labels` where the data set has them, else image by image. Class names are its
+    `classes`, or the numbers.
+    """
+
+    def __init__(self, dataset: Any, name: str = "the dataset") -> None:
+        labels = _labels_of(dataset, name)
+        names = getattr(dataset, "classes", None) or [str(number) for number in range(int(labels.max(initial=0)) + 1)]
+        if len(labels) == 0:
+            raise GreedyNASError(f"{name} is empty")
+        if labels.min() < 0 or labels.max() >= len(names):
+            raise GreedyNASError(
+                f"{name} has labels from {labels.min()} to {labels.max()}, but {len(names)} classes: they count from 0"
+            )
+        super().__init__([str(name) for name in names], labels)
+        self.dataset = dataset
+
+    def image(self, index: int) -> Image.Image:
+        return _as_image(self.dataset[int(index)][0])
+
+    def digest(self, index: int) -> bytes:
+        image = self.image(index)
+        return fingerprint(f"{image.mode} {image.size} ".encode() + image.tobytes())
+
+
+def _labels_of(dataset: Any, name: str) -> NDArray[np.int64]:
+    """Return the labels of a data set as whole numbers."""
+    try:
+        size = len(dataset)
+        for attribute in ("targets", "labels"):
+            known = getattr(dataset, attribute, None)
+            if known is not None and len(known) == size:
+                return np.asarray(known).astype(np.int64).reshape(size)
+        return np.array([int(dataset[index][1]) for index in range(size)], np.int64)
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise GreedyNASError(
+            f"{name} is not a data set of (image, label) with a length and whole numbers as labels: {error!s:.200}"
+        ) from None
+
+
+def _as_image(value: Any) -> Image.Image:
+    """Return an image from what a data set calls one."""
+    if isinstance(value, Image.Image):
+        return value
+    pixels = np.asarray(value)
+    if hasattr(value, "detach") and pixels.ndim == 3:  # a tensor has its channels first
+        pixels = pixels.transpose(1, 2, 0)
+    if np.issubdtype(pixels.dtype, np.floating):
+        if pixels.size and not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise GreedyNASError(
+                "images of a data set are PIL images, uint8, or floats from 0 to 1: leave out normalisation, which is done here"
+            )
+        pixels = np.rint(pixels * 255)
+    pixels = pixels.astype(np.uint8)
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+
+
 @dataclass
 class Splits:
     """What a data set brings along. What it lacks is held out of `train`."""

@@ -6,7 +6,7 @@ Sets that can only be read from beginning to end (WebDataset, streamed Hugging F
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from greedynas.data.folders import list_images, shown_path, some
-from greedynas.data.sources import Arrays, Files, HuggingFace, Source, Splits, fingerprint
+from greedynas.data.sources import Arrays, Files, HuggingFace, Source, Splits, TorchDataset, fingerprint
 from greedynas.data.transforms import Pixels, reason, square
 from greedynas.runtime.errors import GreedyNASError, unknown
+from greedynas.runtime.registry import Registry
 
 FASHION = Path(__file__).parent / "fashion.npz"
 FASHION_CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]  # fmt: skip
 
+DATASETS: "Registry[Callable[[], Any]]" = Registry("data set", {})  # registered by plugins
 FORMS = (
     "a folder with train/ (and val/ or test/), a folder of class folders, a timm name such as torch/cifar10, or fashion"
 )
@@ -51,7 +53,7 @@ class InMemory:
 def names_a_folder(source: str) -> bool:
     """Return whether a `--data` is the path of a folder, and not the name of a data set."""
     kind, _, name = source.partition("/")
-    return source not in ("", "fashion") and not (name and kind in ("torch", *PACKAGES))
+    return source not in ("", "fashion") and not (name and kind in ("torch", *PACKAGES)) and source not in DATASETS
 
 
 def at_home(path: str) -> Path:
@@ -73,6 +75,8 @@ def read_splits(source: str, root: str | None, download: bool, in_memory: InMemo
     """The sources behind a `--data`."""
     if source == "fashion":
         return _fashion()
+    if source in DATASETS:
+        return dataset_splits(_made(source), source)
     kind, _, name = source.partition("/")
     if kind == "torch" and name:
         return _torch(source, name, root or DEFAULT_ROOT, download)
@@ -91,6 +95,29 @@ def read_splits(source: str, root: str | None, download: bool, in_memory: InMemo
             raise GreedyNASError(f"{source} is a file; give {FORMS}")
     hint = f"did you mean torch/{source}?" if source in TORCH else f"give {FORMS}"
     raise GreedyNASError(f"no such data: {source!r}; {hint}")
+
+
+def _made(name: str) -> Any:
+    try:
+        return DATASETS[name]()
+    except GreedyNASError:
+        raise
+    except Exception as error:  # of a plugin
+        raise GreedyNASError(f"the data set {name} cannot be made: {error!s:.300}") from error
+
+
+def dataset_splits(datasets: Any, name: str = "the data set") -> Splits:
+    """Return the splits of a torch data set, or of several in a mapping with the keys "train", "val" and "test"."""
+    if not isinstance(datasets, Mapping):
+        datasets = {"train": datasets}
+    if "train" not in datasets or not set(datasets) <= {"train", "val", "test"}:
+        raise GreedyNASError(f"{name} is a data set, or a mapping with train and, if there are any, val and test")
+    sources = {split: TorchDataset(dataset, f"{split} of {name}") for split, dataset in datasets.items()}
+    train, val, test = (sources.get(split) for split in ("train", "val", "test"))
+    assert train is not None
+    if test is None:
+        val, test = None, val  # as with folders: the only other one is the test set
+    return Splits(train, val, test)
 
 
 def _fashion() -> Splits:

@@ -76,7 +76,9 @@ class AveragedAccuracies(SupernetAccuracies):
 
     def __init__(self, plain: SupernetAccuracies, earlier: Sequence[Weights]):
         self.__dict__.update(vars(plain))
+        self.known = {}  # those of one supernet are none of these
         self.earlier = earlier
+        self.supernets = 1 + len(earlier)
 
     def evaluate(self, paths: Sequence[OpPath], images: NDArray[np.int64] | None = None) -> Evaluation:
         """Return the means over all supernets."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from greedynas.greedy.searchers import SEARCHERS
 from greedynas.greedy.searchers.task import STALE_ROUNDS, Accuracies, Found, Plan, Proposal, Score, Searched, make_task
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.costs import CostTable, PricesPaths
 from greedynas.spaces.paths import OpPath, parse_path
@@ -76,23 +77,27 @@ def search_steps(
     """
     result, evaluation = Searched(plan.task), _remembering(evaluate, earlier)
     proposals = SEARCHERS[searcher](plan)
+    seen: set[OpPath] = set()
     generation, stale, found = 0, 0, None
-    while len(result.found) < plan.evaluations and stale < STALE_ROUNDS:
+    while len(seen) < plan.evaluations and stale < STALE_ROUNDS:
         try:
             proposal = proposals.send(found)
         except StopIteration:
-            return
+            break
         proposal = proposal if isinstance(proposal, Proposal) else Proposal(proposal)
         paths, rejected = _feasible(plan, proposal.paths)
-        found = evaluation(paths, generation)
-        seen = {entry.path for entry in result.found}
-        new = [entry for entry in found if entry.path not in seen][: plan.evaluations - len(seen)]
-        result.found += new
+        new = set([path for path in paths if path not in seen][: plan.evaluations - len(seen)])
+        seen |= new
+        found = evaluation([path for path in paths if path in seen], generation)
+        result.found += [entry for entry in found if entry.path in new]
         stale = 0 if new else stale + 1
         result.from_pool += proposal.from_pool
         result.rejected += proposal.rejected + rejected
         generation += 1
-        yield result
+        if result.found:
+            yield result
+    if not result.found:
+        raise GreedyNASError(f"the searcher {searcher!r} has proposed no path that keeps the budget")
 
 
 def _feasible(plan: Plan, proposed: Sequence[OpPath]) -> tuple[list[OpPath], int]:

@@ -4,9 +4,19 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from greedynas.greedy.samplers import SAMPLERS
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.registry import Registry
+
+# Which paths the next updates of a supernet train. Each sampler is a file in `samplers/`.
+SAMPLERS: Registry = Registry(
+    "sampler",
+    {
+        "greedy": "greedynas.greedy.samplers.greedy:Greedy",
+        "uniform": "greedynas.greedy.samplers.uniform:Uniform",
+        "fair": "greedynas.greedy.samplers.fair:Fair",
+    },
+)
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=1e30)]  # what float32 can hold, with room for products
@@ -103,5 +113,6 @@ class SearchSettings(BaseModel):
     bn: BatchNormMode = "batch"  # BatchNorm statistics of the evaluated paths
     bn_images: AtLeastTwo = 500  # images that share the statistics of bn: batch
     calibration_images: Count = 256  # training images of bn: recalibrate
+    evaluator: str = "supernet"  # what gives the accuracy of a path: supernet, or one of a plugin
     # Not in the paper: the cheapest path within so many standard errors of the best is chosen; 0: the most accurate
     tolerance: Annotated[float, Field(ge=0, le=1000)] = 1.0

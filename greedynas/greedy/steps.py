@@ -32,7 +32,9 @@ class TrainingStep:
         self.recorded: GraphedTraining | None = None
 
     def __call__(self, images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
-        small = worth_recording(images) and self.settings.clip_grad is None and ranks.size() == 1
+        # What is recorded updates each op after its path: for several paths of an update that is right where they share none.
+        apart = len(paths) == 1 or self.settings.sampler == "fair"
+        small = apart and worth_recording(images) and self.settings.clip_grad is None and ranks.size() == 1
         how = (self.settings, self.class_weights, self.precision)
         if small and self.recorded is None:
             self.recorded = GraphedTraining(self.net, self.optimizer, images, labels, *how)

@@ -70,6 +70,8 @@ def train_supernet(
     schedule, sampler = Schedule(settings, len(data.train)), make_sampler(settings.sampler)
     step = TrainingStep(net, supernet_optimizer(net, settings), settings, data.class_weights, precision)
     state = begin(net, step, schedule, run, precision)
+    if state.stopped is not None:
+        return state
     with journal_of(net, step, state, schedule, run, console, callbacks, lasting_steps) as (recorder, checkpoint):
         while state.stopped is None:
             trained = (

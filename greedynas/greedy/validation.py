@@ -1,6 +1,6 @@
 """Paths on the validation images of a run: their losses for a filtering, their accuracies for a search."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self
 
@@ -12,13 +12,20 @@ from greedynas.data.class_weights import balanced_weights, image_weights
 from greedynas.data.datasets import Data
 from greedynas.greedy.evaluation import Evaluation, evaluate_batches, evaluate_paths, interleaved
 from greedynas.greedy.recorder import diverged
+from greedynas.greedy.searchers.task import Accuracies
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.greedy.state import TrainState
 from greedynas.models.batchnorm import calibrates
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.parallel import ranks
+from greedynas.runtime.registry import Registry
 from greedynas.runtime.rng import stream
 from greedynas.spaces.paths import OpPath
+
+# What a search takes for the accuracy of a path: made of (net, data, settings, seed, precision), called with paths.
+EVALUATORS: "Registry[Callable[..., Accuracies]]" = Registry(
+    "evaluator", {"supernet": "greedynas.greedy.validation:SupernetAccuracies"}
+)
 
 
 def calibration_images(data: Data, count: int, rng: np.random.Generator) -> Tensor:
@@ -71,6 +78,8 @@ class SupernetAccuracies:
 
     Accuracies are averaged over classes where the data weighs these alike.
     """
+
+    supernets = 1  # of how many each accuracy is the mean
 
     def __init__(self, net: Supernet, data: Data, settings: SearchSettings, seed: int, precision: str):
         self.net, self.data, self.settings, self.precision = net, data, settings, precision

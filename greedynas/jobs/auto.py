@@ -39,7 +39,8 @@ MANY_IMAGES = 100_000  # enough to train the 13 ops a layer of mobilenet-se
 IMAGENET_LIKE = 500_000
 IMBALANCED = 4  # times as many images in the largest class as in the smallest
 
-# Images that rank paths in a filtering, and Kendall's τ-b of their ranking with that of 1,000: benchmarks/filter_images.txt
+# Images that rank paths in a filtering, and Kendall's τ-b of their ranking with that of 1,000:
+# benchmarks/records/filter-images-cpu2-2026-11-18
 RELIABILITY = ((4, 0.16), (8, 0.36), (16, 0.44), (32, 0.55), (64, 0.64), (100, 0.70), (200, 0.78), (400, 0.85))
 RANKED = 100  # filter images that a ranking should have,
 AFFORDABLE = 2.0  # as long as filtering costs no more than this many times the training

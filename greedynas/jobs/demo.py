@@ -10,7 +10,8 @@ from greedynas.jobs.resolving import load_config
 
 # The smallest multiple of 100K multiply-adds that at least a tenth of the pool keeps (5 of its 50 paths) with every seed
 # that was tried: 6 to 18 do. 885 paths (297 networks) of the space keep it, and the search evaluates 160 of the
-# paths, so pool and search both have something to do. Chosen before any network was retrained; see benchmarks/demo_worth.txt.
+# paths, so pool and search both have something to do. Chosen before any network was retrained; see
+# benchmarks/records/demo-cpu2-2026-11-18.
 FLOPS = "800K"
 
 

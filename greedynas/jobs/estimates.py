@@ -158,7 +158,8 @@ def job_table(config: Config, found: Estimate) -> Table:
         images = (stage.optimization_images, stage.evaluation_images, stage.corrected_images)
         told = [count(number) if number else "" for number in images]
         table.add_row(stage.name, stage.what, duration(stage.seconds), *told)
-    early = "; the supernet may stop earlier" if config.train.stopping and config.train.sampler == "greedy" else ""
+    stops = config.train.stopping and make_sampler(config.train.sampler).filters
+    early = "; the supernet may stop earlier" if stops else ""
     table.caption = f"estimated from {found.pace.measuring:.0f} s of measuring on this machine{early}"
     return table
 

@@ -1,11 +1,13 @@
 """The building blocks as plain torch modules: what an op name of `ops.py` becomes between given channels."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from greedynas.gpu import ends, engine
-from greedynas.spaces.ops import is_nothing, parse_op, squeeze_channels
+from greedynas.spaces.ops import CUSTOM, custom_op, is_nothing, parse_op, squeeze_channels
 from greedynas.spaces.space import Layer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "hard_swish": nn.Hardswish}
@@ -121,6 +123,8 @@ class ShuffleUnit(nn.Module):
 def make_block(op: str, layer: Layer, activation: str) -> nn.Module:
     """The module of one op of one layer."""
     kind, shape = parse_op(op), (layer.in_channels, layer.out_channels)
+    if kind.family == CUSTOM:
+        return _custom_block(op, layer)
     if is_nothing(op, *shape, layer.stride):
         return nn.Identity()
     if kind.family == "ID":
@@ -132,10 +136,29 @@ def make_block(op: str, layer: Layer, activation: str) -> nn.Module:
     return ShuffleUnit(*shape, layer.stride, kind.kernel, kind.family == "XCEPTION", activation)
 
 
+def _custom_block(op: str, layer: Layer) -> nn.Module:
+    """Return the module of a registered op, which remembers how it is built: `initialise` builds it again."""
+    found = custom_op(op)
+    assert found is not None  # its name was parsed
+    build = partial(found.build, layer.in_channels, layer.out_channels, layer.stride)
+    block: nn.Module = build()
+    block.__dict__["build_anew"] = build
+    return block
+
+
 @torch.no_grad()
 def initialise(net: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Fresh weights, all from one generator: He normal by fan-out for convolutions, N(0, 0.01) for the classifier."""
+    """Give a net fresh weights, all from one generator.
+
+    Convolutions are He normal by fan-out, the classifier is N(0, 0.01). Registered ops initialise themselves.
+    """
+    own: set[nn.Module] = set()
     for module in net.modules():
+        if "build_anew" in module.__dict__:
+            own.update(module.modules())
+            _initialise_itself(module, generator)
+        if module in own:
+            continue
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1] // module.groups
             module.weight.normal_(0, (2 / fan_out) ** 0.5, generator=generator)
@@ -146,6 +169,15 @@ def initialise(net: nn.Module, generator: torch.Generator | None = None) -> None
             module.bias.zero_()
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()  # ones and zeros, and the running statistics
+
+
+def _initialise_itself(block: nn.Module, generator: torch.Generator | None) -> None:
+    """Give a registered op the weights with which it is built. It draws them from the global generator: lend it ours."""
+    with torch.random.fork_rng(devices=[]):
+        if generator is not None:
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        with torch.device("cpu"):
+            block.load_state_dict(block.__dict__["build_anew"]().state_dict())
 
 
 @torch.no_grad()

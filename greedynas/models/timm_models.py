@@ -1,5 +1,6 @@
-"""Our networks in timm, as classifiers and as backbones; `import greedynas` is all that is needed.
+"""Our networks in timm, as classifiers and as backbones, after one call.
 
+>>> greedynas.register_timm_models()
 >>> timm.create_model("greedynas_a", num_classes=10)
 >>> timm.create_model("greedynas", arch="runs/photos", pretrained=True, features_only=True)
 >>> timm.create_model("greedynas", arch="22212202", space="macro", checkpoint_path="model.safetensors")
@@ -54,8 +55,17 @@ def proxyless_r(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     return _create("proxyless_r", *resolve("proxyless-r"), {}, pretrained, **kwargs)
 
 
-def register() -> None:
-    """Add the entries to timm's list of models, once."""
+def register_timm_models() -> None:
+    """Add our networks to timm's list of models: `greedynas`, `greedynas_a`, `greedynas_b`, `greedynas_c`, `proxyless_r`.
+
+    timm has no entry points for models, so this has to be called. Calling it again does nothing.
+
+    Example:
+        >>> import greedynas, timm
+        >>> greedynas.register_timm_models()
+        >>> timm.create_model("greedynas_c", num_classes=4).num_classes
+        4
+    """
     if not is_model("greedynas"):
         for entry in (greedynas, greedynas_a, greedynas_b, greedynas_c, proxyless_r):
             register_model(entry)

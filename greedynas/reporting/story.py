@@ -59,8 +59,7 @@ def _found(facts: Facts, model: Model) -> str:
     budget = limits(search.budget)
     within = f"The budget was {budget}" if budget else "There was no limit on its cost"
     networks = facts.networks[search.name]
-    snapshots = search.experimental.get("snapshots", 1)
-    moments = f" at {snapshots} moments of its training" if snapshots != 1 else ""
+    moments = f" at {search.supernets} moments of its training" if search.supernets > 1 else ""
     told = (
         f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
         f"evaluated with the shared weights of one supernet{moments}."

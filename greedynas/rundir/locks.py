@@ -5,12 +5,16 @@ file `.lock` in it: somebody may remove the file, and some network disks cannot 
 """
 
 import errno
-import fcntl
 import os
 import weakref
 from pathlib import Path
 
 from greedynas.runtime.errors import GreedyNASError
+
+try:
+    import fcntl
+except ImportError:
+    raise GreedyNASError("greedynas runs on Linux and macOS; on Windows, use it in WSL") from None
 
 # What a disk answers that cannot lock a directory, because it needs one that is open for writing or has no such locks.
 UNFIT = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}

@@ -215,7 +215,8 @@ class Search(Record):
     name: str
     space: str
     searcher: str
-    experimental: dict[str, int | float | bool] = {}
+    supernets: Annotated[int, Field(ge=1, le=10**6)] = 1  # of which each accuracy is the mean
+    experimental: dict[str, Any] = {}
     metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
     budget: Budget
     objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)

@@ -4,14 +4,16 @@ import os
 import platform
 import re
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
+from greedynas.runtime.text import logger
 
 
 def full_precision(logits: Tensor) -> Tensor:
@@ -25,7 +27,7 @@ def autocast(device: torch.device, precision: str) -> Any:
 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps_works() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise GreedyNASError("device is cuda, but PyTorch sees no GPU here; use device=cpu")
     if name == "mps" and not torch.backends.mps.is_available():
@@ -38,6 +40,22 @@ def choose_device(name: str) -> torch.device:
             )
         return torch.device("cuda", ranks.local_rank())
     return torch.device(name)
+
+
+@cache
+def mps_works() -> bool:
+    """Return whether a Mac's GPU is there and can train: not every PyTorch has all operations for it."""
+    if not torch.backends.mps.is_available():
+        return False
+    try:
+        block = nn.Sequential(nn.Conv2d(8, 8, 5, 2, 2, groups=8, bias=False), nn.BatchNorm2d(8), nn.Hardswish()).to(
+            "mps"
+        )
+        block(torch.ones(2, 8, 8, 8, device="mps")).mean().backward()
+        return True
+    except (RuntimeError, NotImplementedError) as error:
+        logger.info("the Mac's GPU is not used: %s", error)
+        return False
 
 
 def cpu_has_bf16() -> bool:

@@ -20,12 +20,12 @@ def unknown(kind: str, value: str, allowed: list[str]) -> GreedyNASError:
     return GreedyNASError(f"unknown {kind} {value!r}{hint}; known: {', '.join(allowed)}")
 
 
-def first_problem(error: ValidationError) -> str:
-    """Pydantic's report as one line: where, what, and the value that was given."""
+def first_problem(error: ValidationError, section: str = "") -> str:
+    """Pydantic's report as one line: where (in a section), what, and the value that was given."""
     problem = error.errors(include_url=False)[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, GreedyNASError):
         return str(cause)
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in ((section, *problem["loc"]) if section else problem["loc"]))
     given = "" if problem["type"] in ("missing", "extra_forbidden") else f", got {problem['input']!r:.80}"
     return f"{where}: {problem['msg']}{given}"

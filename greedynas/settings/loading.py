@@ -70,10 +70,7 @@ def changed_section(config: Config, section: str, changes: dict[str, Any]) -> An
     try:
         return type(current).model_validate({**current.model_dump(), **values})
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0].get("ctx", {}).get("error")
-        if isinstance(problem, GreedyNASError):  # whole sentences of ours
-            raise GreedyNASError(str(problem)) from None
-        raise GreedyNASError(f"{section}.{first_problem(error)}") from None
+        raise GreedyNASError(first_problem(error, section)) from None
 
 
 def validated(data: dict[str, Any], source: str) -> Config:

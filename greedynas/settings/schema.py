@@ -14,6 +14,7 @@ from greedynas.greedy.settings import (
     SearchSettings,
     TrainSettings,
 )
+from greedynas.rundir.callbacks import CALLBACKS
 from greedynas.settings.experiments import hooks_of
 from greedynas.settings.recipes import known_recipe
 from greedynas.spaces.space import Space, load_space
@@ -108,6 +109,7 @@ class Config(BaseModel):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 on a GPU
     engine: Literal["auto", "off"] = "auto"  # off: plain PyTorch on a GPU too
     eval_precision: Literal["auto", "fp32", "bf16"] = "auto"  # of evaluation; auto: bf16 on a GPU, or a CPU that has it
+    callbacks: tuple[str, ...] = ()  # what watches trainings, by name
     expect: Expectation | None = None
     asked: Asked | None = None
     reasons: tuple[str, ...] = ()  # why the settings were chosen so
@@ -129,6 +131,14 @@ class Config(BaseModel):
         if self.image_size is not None and self.image_size != self.space.image_size:
             object.__setattr__(self, "space", self.space.adapt(image_size=self.image_size))
         return self
+
+    @field_validator("callbacks")
+    @classmethod
+    def _known_callbacks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in CALLBACKS:
+                raise CALLBACKS.unknown(name)
+        return names
 
     @model_validator(mode="after")
     def _known_experiments(self) -> Self:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from greedynas.spaces.ops import Op, parse_op
+from greedynas.spaces.ops import CUSTOM, Op, parse_op
 from greedynas.spaces.paths import op_names
 from greedynas.spaces.space import Layer, Space
 
@@ -23,6 +23,8 @@ STYLE = """
 def op_colour(name: str) -> str:
     """Fill colour of an op: its kernel's hue, lighter for small expansions."""
     op = parse_op(name)
+    if op.family == CUSTOM:
+        return OTHER_COLOUR
     if op.family == "ID" or op.kernel == 1:
         return KERNEL_COLOURS[1]
     hue = OTHER_COLOUR if op.family == "XCEPTION" else KERNEL_COLOURS.get(op.kernel, OTHER_COLOUR)
@@ -83,7 +85,7 @@ def _box(name: str, layer: Layer, top: int) -> str:
 
 def _strong(op: Op) -> bool:
     """Whether the box is dark enough for white letters: that of a kernel of 1 is grey."""
-    return op.family != "ID" and op.kernel > 1 and (op.family != "MB" or op.expansion >= 4)
+    return op.family == CUSTOM or (op.family != "ID" and op.kernel > 1 and (op.family != "MB" or op.expansion >= 4))
 
 
 def _lighter(colour: str) -> str:

@@ -1,4 +1,4 @@
-"""Candidate operations by name, and what each of them costs: plain integers, no torch.
+"""Candidate operations by name, and what each of them costs: plain integers, no torch for the built-in ones.
 
 An op is written as the paper writes it:
 
@@ -8,15 +8,18 @@ An op is written as the paper writes it:
     SHUFFLE_K3     ShuffleNetV2 unit with a 3x3 depthwise convolution
     XCEPTION_K3    ShuffleNetV2 unit with three depthwise convolutions (Single Path One-Shot)
 
-`blocks.py` builds the modules; the tests hold both to the same numbers.
+`models/blocks.py` builds the modules; the tests hold both to the same numbers. Other ops are registered by name
+(`register_op`) with a function that builds their module; their costs are counted from it where no formula is given.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.registry import Registry
 
 SE_RATIO = 0.25
 MAX_KERNEL = 15
@@ -44,12 +47,85 @@ class Cost(NamedTuple):
     params: int
 
 
+@dataclass(frozen=True)
+class CustomOp:
+    """An op that a plugin has registered.
+
+    Attributes:
+        build: Returns the module of the op between given (input channels, output channels, stride).
+        cost: Returns the `Cost` of the op for (input channels, output channels, stride, input size). None: it is counted from
+            the module.
+    """
+
+    build: Callable[[int, int, int], Any]
+    cost: Callable[[int, int, int, int], Cost] | None = None
+
+
+OPS: "Registry[CustomOp | Callable[[int, int, int], Any]]" = Registry("op", {})
+CUSTOM = "CUSTOM"  # the family of registered ops
+_CUSTOM_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,39}")
+
+
+def register_op(
+    name: str,
+    build: Callable[[int, int, int], Any] | None = None,
+    *,
+    cost: Callable[[int, int, int, int], Cost] | None = None,
+) -> Any:
+    """Register an op under a name, for spaces in YAML and in Python; use it as a function or as a decorator.
+
+    Args:
+        name: A capital letter, then letters, digits and underscores, such as "GHOST_K5".
+        build: Takes input channels, output channels and stride and returns an nn.Module that maps (n, input channels, s, s) to
+            (n, output channels, ceil(s / stride), ceil(s / stride)). A class with such a constructor will do. It initialises
+            its own weights.
+        cost: Takes input channels, output channels, stride and input size and returns (multiply-adds, parameters). By default
+            both are counted from the module: by torch's FlopCounterMode and by the sizes of its parameters.
+
+    Returns:
+        What was registered, or a decorator.
+
+    Raises:
+        GreedyNASError: If the name is taken or is not written as above.
+
+    Example:
+        >>> import greedynas, torch
+        >>> @greedynas.register_op("PLAIN_K3")
+        ... class Plain(torch.nn.Sequential):
+        ...     def __init__(self, in_channels, out_channels, stride):
+        ...         super().__init__(torch.nn.Conv2d(in_channels, out_channels, 3, stride, 1), torch.nn.ReLU())
+        >>> "PLAIN_K3" in greedynas.registered()["op"]
+        True
+    """
+    if build is None:
+        return lambda decorated: register_op(name, decorated, cost=cost)
+    if not _CUSTOM_NAME.fullmatch(name) or _PATTERN.fullmatch(name):
+        raise GreedyNASError(
+            f"an op's name is a capital letter and then letters, digits and underscores, and none of {GRAMMAR}; got {name!r:.80}"
+        )
+    OPS.register(name, CustomOp(build, cost))
+    return build
+
+
+def custom_op(name: str) -> CustomOp | None:
+    """Return the registered op of this name, or None where it is none."""
+    if not _CUSTOM_NAME.fullmatch(name) or _PATTERN.fullmatch(name) or name not in OPS:
+        return None
+    found = OPS[name]
+    return found if isinstance(found, CustomOp) else CustomOp(found)
+
+
 @cache
 def parse_op(name: str) -> Op:
-    """`MB6_K5_SE` -> Op("MB", kernel=5, expansion=6, se=True)."""
+    """Return what the name of an op says: `MB6_K5_SE` is Op("MB", kernel=5, expansion=6, se=True)."""
     match = _PATTERN.fullmatch(name)
     if match is None:
-        raise GreedyNASError(f"unknown op {name!r}; ops are written {GRAMMAR}")
+        if custom_op(name) is not None:
+            return Op(CUSTOM)
+        registered = "".join(f", {other}" for other in OPS.names())
+        raise GreedyNASError(
+            f"unknown op {name!r}; ops are written {GRAMMAR}{registered}, or come with --plugin MODULE"
+        )
     family, expansion, kernel, se = match["family"], match["expansion"], match["kernel"], bool(match["se"])
     well_formed = (
         (kernel is None) == (family == "ID")
@@ -99,6 +175,8 @@ def out_size(size: int, stride: int) -> int:
 def op_cost(name: str, in_channels: int, out_channels: int, stride: int, size: int) -> Cost:
     """Exact cost of one op on a `size` x `size` input. Each BatchNorm has two parameters a channel."""
     op = parse_op(name)
+    if op.family == CUSTOM:
+        return _custom_cost(name, in_channels, out_channels, stride, size)
     before, after = size**2, out_size(size, stride) ** 2  # pixels
     if is_nothing(name, in_channels, out_channels, stride):
         return Cost(0, 0)
@@ -128,6 +206,31 @@ def op_cost(name: str, in_channels: int, out_channels: int, stride: int, size: i
             _conv(middle, grown, 1, after),
         ]
     return _sum(*shortcut, *main)
+
+
+@cache
+def _custom_cost(name: str, in_channels: int, out_channels: int, stride: int, size: int) -> Cost:
+    """Return the cost of a registered op: by its formula, or counted from its module without running it on data."""
+    op = custom_op(name)
+    assert op is not None  # its name was parsed
+    if op.cost is not None:
+        return Cost(*map(int, op.cost(in_channels, out_channels, stride, size)))
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    where = f"op {name} from {in_channels} to {out_channels} channels with stride {stride} on {size} px"
+    try:
+        with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            module = op.build(in_channels, out_channels, stride).eval()
+            shape = tuple(module(torch.empty(1, in_channels, size, size)).shape)
+    except Exception as error:  # of a plugin, for any reason
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GreedyNASError(f"{where} cannot be built and run: {reason:.300}") from error
+    after = out_size(size, stride)
+    if shape != (1, out_channels, after, after):
+        raise GreedyNASError(f"{where} must give a tensor of shape {(1, out_channels, after, after)}, it gives {shape}")
+    params = sum(parameter.numel() for parameter in module.parameters())
+    return Cost(int(counter.get_total_flops()) // 2, params)
 
 
 def linear_cost(in_features: int, out_features: int) -> Cost:

@@ -318,10 +318,15 @@ def _batches(images: ImageSet, rows: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _read_data(run: Run, card: Card) -> Data:
     config = run.config()
-    size = {"image_size": card.image_size, "image_channels": card.image_channels}
     settings = run.image_settings()
     refuse_moved(settings.source, run.folder)
-    return open_data(settings, **size, seed=config.seed, device=torch.device("cpu"), folder=run.folder)
+    return open_data(
+        settings,
+        image_size=card.image_size,
+        image_channels=card.image_channels,
+        seed=config.seed,
+        folder=run.folder,
+    )
 
 
 def _check_data(data: Data, card: Card) -> None:

@@ -26,7 +26,7 @@ from greedynas.settings.schema import Config
 SCHEMA_VERSION = 2
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
-FREE |= {"data.root", "data.download"}  # where images lie does not count: `check_data` compares the images
+FREE |= {"callbacks", "data.root", "data.download"}  # where images lie does not count: `check_data` compares the images
 
 
 class Run(RunDirectory):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from torch import Tensor
 
 from greedynas.data.datasets import Data
 from greedynas.data.settings import Told
@@ -20,13 +22,13 @@ from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.search import search_steps
 from greedynas.greedy.searchers import SEARCHERS
 from greedynas.greedy.searchers.choice import choose
-from greedynas.greedy.searchers.task import Found, Plan, Searched, Task, make_task
+from greedynas.greedy.searchers.task import Accuracies, Found, Plan, Searched, Task, make_task
 from greedynas.greedy.settings import SearchSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.validation import SupernetAccuracies
+from greedynas.greedy.validation import EVALUATORS, SupernetAccuracies
 from greedynas.models.supernet import Supernet
 from greedynas.rundir.arch_file import path_arch, read_arch, write_arch
-from greedynas.rundir.checkpoints import fitting, load_weights, net_weights
+from greedynas.rundir.checkpoints import Checkpoint, Checkpoints, fitting, load_weights, net_weights
 from greedynas.rundir.run_directory import NAME
 from greedynas.rundir.schemas import Chosen, Evaluated
 from greedynas.runtime.devices import choose_device
@@ -125,46 +127,71 @@ def search_stage(
         tasks = [make_task(net.space, request.budget, request.objectives, latency, hooks.score) for request in requests]
         for task in tasks:  # refuses a budget that no path keeps, before any work
             task.sample(1, np.random.default_rng(0))
-        accuracies = SupernetAccuracies(net, data, requests[0].settings, config.seed, precision)
-        schedule = Schedule(config.train, len(data.train))
-        accuracies = hooks.accuracies(accuracies, run.supernet, schedule, state.step)
+        settings = requests[0].settings
+        accuracies = EVALUATORS[settings.evaluator](net, data, settings, config.seed, precision)
+        if isinstance(accuracies, SupernetAccuracies):
+            schedule = Schedule(config.train, len(data.train))
+            accuracies = hooks.accuracies(accuracies, run.supernet, schedule, state.step)
         pool = [path for path, _ in state.pool.best()]
         results = []
         for request, task in zip(requests, tasks, strict=True):
             results.append(
-                run_search(run.folder, request, task, accuracies, pool, state.step, console, config.experimental)
+                run_search(run.folder, request, task, accuracies, data, pool, state.step, console, config.experimental)
             )
         ranks.on_first(lambda: write_json(folder / "arch.json", read_arch(folder, requests[0].name)))
     return results
 
 
 def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[Supernet, TrainState, Data, str]:
-    """The trained supernet of a run, its state, its data, and the precision to evaluate in."""
-    checkpoint = run.load_checkpoint()
-    if checkpoint is None:
-        raise GreedyNASError(f"{run.folder} has no supernet yet; train one with greedynas train")
-    tensors, saved = checkpoint
-    with fitting(run.supernet):
-        state = TrainState.from_json(saved, config.space)
-    if state.stopped is None:
-        raise GreedyNASError(
-            f"the supernet in {run.folder} is not fully trained (step {state.step}); give its train command again"
-        )
+    """Return the trained supernet of a run, its state, its data, and the precision to evaluate in."""
+    tensors, state = _finished_checkpoint(run.load_checkpoint(), config, run.folder)
     device = choose_device(config.device)
     engine.use(config.engine)
     data = data or read_run_data(run, config, device)
     run.check_data(data)
-    net = supernet_of(config, len(data.class_names), device)
-    with fitting(run.supernet):
-        load_weights(net, net_weights(tensors))
+    net = _with_weights(config, tensors, len(data.class_names), device, run.folder)
     return net, state, data, choose_precisions(config, device)[1]
+
+
+def supernet_in(folder: Path, device: torch.device) -> Supernet:
+    """Return the trained supernet of a run directory. Neither its lock is taken nor are its images read."""
+    config = read_run_config(folder)
+    tensors, _ = _finished_checkpoint(Checkpoints(folder / "supernet").load(), config, folder)
+    classifier = tensors.get("net.classifier.weight")
+    classes = config.space.num_classes if classifier is None else len(classifier)
+    return _with_weights(config, tensors, classes, device, folder)
+
+
+def _finished_checkpoint(
+    checkpoint: Checkpoint | None, config: Config, folder: Path
+) -> tuple[dict[str, Tensor], TrainState]:
+    """Return the tensors and the state of a checkpoint of a training that is over."""
+    if checkpoint is None:
+        raise GreedyNASError(f"{folder} has no supernet yet; train one with greedynas train")
+    with fitting(folder / "supernet"):
+        state = TrainState.from_json(checkpoint[1], config.space)
+    if state.stopped is None:
+        raise GreedyNASError(
+            f"the supernet in {folder} is not fully trained (step {state.step}); give its train command again"
+        )
+    return checkpoint[0], state
+
+
+def _with_weights(
+    config: Config, tensors: dict[str, Tensor], num_classes: int, device: torch.device, folder: Path
+) -> Supernet:
+    net = supernet_of(config, num_classes, device)
+    with fitting(folder / "supernet"):
+        load_weights(net, net_weights(tensors))
+    return net
 
 
 def run_search(
     folder: Path,
     request: Request,
     task: Task,
-    accuracies: SupernetAccuracies,
+    accuracies: Accuracies,
+    data: Data,
     pool: list[OpPath],
     step: int,
     console: Console,
@@ -172,7 +199,7 @@ def run_search(
 ) -> dict[str, Any]:
     """Run one search, saved after every generation, and choose its network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, experimental, accuracies.data.balanced)
+    wanted = _settings_json(request, task, step, experimental, accuracies, data.balanced)
     known = ranks.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     before: dict[str, Any] | None = ranks.on_first(lambda: read_chosen(file))
@@ -190,7 +217,8 @@ def run_search(
             told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
             progress.update(bar, advance=1, told=told)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
-    result["chosen"] = chosen = chosen_json(request, searched, accuracies.images, before)
+    images = float(getattr(accuracies, "images", len(data.val)))  # behind every accuracy
+    result["chosen"] = chosen = chosen_json(request, searched, images, before)
     if before is not None and before.get("path") != chosen["path"]:
         ranks.on_first(lambda: refuse_trained(folder, request.name))
     write_json(file, result)
@@ -304,13 +332,15 @@ def _priced(costs: NDArray[Any]) -> list[Any]:
 
 
 def _settings_json(
-    request: Request, task: Task, step: int, experimental: dict[str, Any], balanced: bool
+    request: Request, task: Task, step: int, experimental: dict[str, Any], accuracies: Accuracies, balanced: bool
 ) -> dict[str, Any]:
+    supernets = getattr(accuracies, "supernets", 1)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
         "supernet_step": step,
+        **({"supernets": supernets} if supernets > 1 else {}),
         **({"experimental": experimental} if experimental else {}),
         **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,

@@ -1,5 +1,6 @@
 """The stages of a job, each on one run directory: what the verbs of the command line call."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +12,39 @@ from rich.text import Text
 from greedynas.data.datasets import Data
 from greedynas.gpu import engine
 from greedynas.greedy.ratio import BUSY, plausible
-from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images, supplement_corrected_images
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
 from greedynas.greedy.training import train_supernet
+from greedynas.rundir.callbacks import Callback, make_callbacks
 from greedynas.rundir.run_directory import versions
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.memory import telling_what_fits, training_trial
-from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.stages.run import Run, choose_precisions, read_data, supernet_of
 
 
 def train_stage(
-    config: Config, folder: Path, console: Console, data: Data | None = None, *, show_plan: bool = True
+    config: Config,
+    folder: Path,
+    console: Console,
+    data: Data | None = None,
+    *,
+    show_plan: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train a supernet in `folder`, or go on with it; returns the summary that `--json` prints."""
+    """Train a supernet in `folder`, or go on with it, and return the summary that `--json` prints."""
     config = config.model_copy(update={"data": config.data.located()})
     device = choose_device(config.device)
     engine.use(config.engine)
     precision, eval_precision = choose_precisions(config, device)
     # Data first: a source that cannot be read leaves no run directory behind.
     data = data or read_data(config, device, folder)
-    if config.train.sampler == "fair":
-        fair_paths(config.space, stream(config.seed, "paths"))  # refuses spaces that it cannot sample
+    make_sampler(config.train.sampler).check(config.space)
     settings, limited = settings_for(config, data)
     with Run.start(folder, config) as run:
         run.check_data(data)
@@ -62,6 +69,8 @@ def train_stage(
                 eval_precision=eval_precision,
                 run=run,
                 console=console,
+                callbacks=[*callbacks, *make_callbacks(config.callbacks)],
+                lasting_steps=hooks_of(config.experimental).lasting_steps(Schedule(settings, len(data.train))),
             )
     return summary(state)
 
@@ -73,7 +82,7 @@ def settings_for(config: Config, data: Data) -> tuple[TrainSettings, list[str]]:
     the user chose is refused where there are fewer.
     """
     wanted, there = config.train.filter_images, len(data.val)
-    if config.train.sampler != "greedy" or wanted <= there:
+    if not make_sampler(config.train.sampler).filters or wanted <= there:
         return config.train, []
     if config.asked is None or not config.asked.chose("train.filter_images"):
         raise GreedyNASError(
@@ -127,7 +136,7 @@ def plan(config: Config, train_images: int | None = None) -> dict[str, Any]:
     schedule = Schedule(settings, images)
     costs = {}
     epochs = {"at most": config.train.max_epochs}
-    stops = config.train.stopping and config.train.sampler == "greedy"
+    stops = config.train.stopping and make_sampler(config.train.sampler).filters
     if config.expect is not None and stops and config.expect.epochs <= config.train.max_epochs:
         epochs["stopping as in the paper"] = config.expect.epochs
     for label, count in epochs.items():

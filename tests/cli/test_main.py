@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from greedynas import __version__, load_space
-from greedynas.cli import main as cli
+from greedynas import load_space
 from greedynas.jobs.resolving import load_config
 from greedynas.stages.run import Run
 from tests.helpers.figures import FIGURES
@@ -126,18 +125,6 @@ def test_a_broken_space_file_is_one_line(run_cli, tmp_path):
     assert code == 2
     assert err.count("\n") == 1
     assert "not valid YAML" in err
-
-
-def test_help_shows_an_example_for_every_verb(run_cli):
-    verbs = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert "describe" in verbs
-    for verb in verbs:
-        code, out, _ = run_cli(verb, "--help")
-        assert code == 0
-        assert f"greedynas {verb}" in out
-        assert "Example" in out
-    assert run_cli("--version") == (0, f"{__version__}\n", "")
-    assert "describe" in run_cli()[1]
 
 
 # train

@@ -23,7 +23,6 @@ from greedynas.models.model_file import KEY, make_network
 from greedynas.runtime.terminal import make_console
 from greedynas.spaces.space import Fixed, Stage
 from tests.helpers import hostile_onnx
-from tests.helpers.exports import exported
 from tests.helpers.model_files import make_card, save_trained
 from tests.helpers.paths import ROOT
 from tests.helpers.pictures import picture, spoil

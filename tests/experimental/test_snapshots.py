@@ -1,4 +1,4 @@
-"""Paths evaluated on several supernets of one training (`train.snapshots`)."""
+"""Paths evaluated on several supernets of one training (`experimental.snapshots`)."""
 
 import hashlib
 import io
@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import save as save_file
 
-from greedynas.experimental.snapshots import load_snapshots
+from greedynas.experimental.snapshots import AveragedAccuracies, snapshot_steps
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.jobs.estimates import _search
 from greedynas.rundir.checkpoints import read_checkpoint
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.stages import search
 from greedynas.stages.run import Run
-from greedynas.stages.search import SupernetEvaluator, load_supernet
+from greedynas.stages.search import load_supernet
 from greedynas.studies.supernets import load_trained, rank_paths
 from tests.helpers.snapshots import FOUR, PATHS, checkpoints, killed_and_resumed, plain_accuracies
 from tests.helpers.training import SETTINGS, recorded, same_tensors, snapshot, tiny_space, train
@@ -27,15 +29,28 @@ from tests.helpers.training import SETTINGS, recorded, same_tensors, snapshot, t
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def configured(**settings):
-    return Config(name="tiny", space=tiny_space(), train={**SETTINGS, **FOUR, **settings}, device="cpu")
+@pytest.fixture
+def run(data, tmp_path):
+    recorded(tmp_path / "run", data, **FOUR)
+    return tmp_path / "run"
+
+
+def configured(snapshots=4, **settings):
+    """The settings of `run`, evaluated in full precision."""
+    train, several = {**SETTINGS, "max_epochs": FOUR["max_epochs"], **settings}, {"snapshots": snapshots}
+    fixed = {"name": "tiny", "space": tiny_space(), "device": "cpu", "eval_precision": "fp32"}
+    return Config(**fixed, train=train, experimental=several)
+
+
+def steps_of(config, data):
+    return hooks_of(config.experimental).lasting_steps(Schedule(config.train, len(data.train)))
 
 
 @given(st.integers(1, 40), st.integers(1, 500), st.integers(0, 60), st.integers(1, 12))
 def test_snapshots_are_even_from_warmup_to_the_end(epochs, images, warmup, count):
-    settings = TrainSettings(**{**SETTINGS, "max_epochs": epochs, "warmup": warmup, "snapshots": count})
+    settings = TrainSettings(**{**SETTINGS, "max_epochs": epochs, "warmup": warmup})
     schedule = Schedule(settings, images)
-    steps = sorted(schedule.snapshots)
+    steps = sorted(snapshot_steps(schedule, count))
     assert len(steps) < count
     assert all(min(warmup, schedule.steps) <= step < schedule.steps for step in steps)
     if schedule.steps - warmup >= count:
@@ -44,9 +59,19 @@ def test_snapshots_are_even_from_warmup_to_the_end(epochs, images, warmup, count
         assert gaps.max() - gaps.min() <= 1
 
 
+def test_snapshots_are_taken_at_equal_distances_after_warm_up():
+    def snapshots(count, images=100, **settings):
+        return sorted(snapshot_steps(Schedule(TrainSettings(max_epochs=10, batch_size=10, **settings), images), count))
+
+    assert snapshots(3, warmup=10) == [40, 70]
+    assert snapshots(1, warmup=10) == []
+    assert snapshots(20, images=10, warmup=0) == list(range(1, 10))  # not before the first step
+    assert snapshots(2, warmup=200) == []
+
+
 def test_the_checkpoints_of_these_steps_stay(data, run):
     steps = len(data.train) // SETTINGS["batch_size"] * FOUR["max_epochs"]
-    expected = sorted(Schedule(configured().train, len(data.train)).snapshots)
+    expected = sorted(steps_of(configured(), data))
     assert len(expected) == 3
     assert list(checkpoints(run)) == [*expected, steps]
 
@@ -76,19 +101,18 @@ def test_search_and_studies_average_over_all_of_them(data, run):
     with Run.open(run) as opened:
         opened.check_data(data)
         net, state, _, _ = load_supernet(opened, config, data)
-        kept = Schedule(config.train, len(data.train)).snapshots
-        earlier = load_snapshots(net, opened.supernet, kept, state.step)
+        plain = SupernetAccuracies(net, data, config.search, 0, "fp32")
+        schedule = Schedule(config.train, len(data.train))
+        accuracies = hooks_of(config.experimental).accuracies(plain, opened.supernet, schedule, state.step)
     before = snapshot(net)
-    evaluator = SupernetEvaluator(net, data, config.search, 0, "fp32", earlier)
-    np.testing.assert_allclose(evaluator(PATHS), np.mean(each, axis=0))
+    np.testing.assert_allclose(accuracies(PATHS), np.mean(each, axis=0))
+    np.testing.assert_allclose(plain(PATHS), each[-1])
     assert same_tensors(net.state_dict(), before)
     trained = load_trained(run, config, data)
-    trained.precision = "fp32"
     result, _ = rank_paths(trained, PATHS)
     np.testing.assert_allclose(result.accuracies, np.mean(each, axis=0))
     assert result.images == 4 * len(PATHS) * len(data.val)
     last = load_trained(run, config, data, list(checkpoints(run).values())[-1])  # a checkpoint by name is one supernet
-    last.precision = "fp32"
     np.testing.assert_allclose(rank_paths(last, PATHS)[0].accuracies, each[-1])
 
 
@@ -96,9 +120,8 @@ def test_a_damaged_one_is_named_and_passed_over(data, run, caplog):
     files = list(checkpoints(run).values())
     files[1].write_bytes(files[1].read_bytes()[:-1])
     trained = load_trained(run, configured(), data)
-    assert len(trained.earlier) == 2
+    assert len(trained.accuracies.earlier) == 2
     assert files[1].name in caplog.text
-    trained.precision = "fp32"
     expected = np.mean([plain_accuracies(data, file) for file in (files[0], *files[2:])], axis=0)
     np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
 
@@ -110,12 +133,10 @@ STOPPED = {**FOUR, "stopping": True, "alpha": 1.0}
 def test_a_training_that_stops_at_a_snapshot_counts_its_last_step_once(data, tmp_path):
     recorded(tmp_path / "run", data, **STOPPED)
     config, files = configured(stopping=True, alpha=1.0), checkpoints(tmp_path / "run")
-    snapshots = Schedule(config.train, len(data.train)).snapshots
-    assert max(files) in snapshots
+    assert max(files) in steps_of(config, data)
     assert len(files) == 2
     expected = np.mean([plain_accuracies(data, file) for file in files.values()], axis=0)
     trained = load_trained(tmp_path / "run", config, data)
-    trained.precision = "fp32"
     result, _ = rank_paths(trained, PATHS)
     np.testing.assert_allclose(result.accuracies, expected)
     assert result.images == 2 * len(PATHS) * len(data.val)
@@ -131,8 +152,7 @@ def test_the_last_whole_checkpoint_counts_once_where_the_newest_is_damaged(data,
     *earlier, newest = checkpoints(run).values()
     newest.write_bytes(newest.read_bytes()[:-1])
     trained = load_trained(run, configured(), data)
-    trained.precision = "fp32"
-    assert len(trained.earlier) == len(earlier) - 1
+    assert len(trained.accuracies.earlier) == len(earlier) - 1
     expected = np.mean([plain_accuracies(data, file) for file in earlier], axis=0)
     np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
 
@@ -140,11 +160,11 @@ def test_the_last_whole_checkpoint_counts_once_where_the_newest_is_damaged(data,
 def test_two_checkpoints_of_a_step_count_once(data, run):
     """A crash between the writing of a checkpoint and the removal of the one that it replaces leaves both."""
     tensors, state = read_checkpoint(list(checkpoints(run).values())[1])
-    before = len(load_trained(run, configured(), data).earlier)
+    before = len(load_trained(run, configured(), data).accuracies.earlier)
     twice = save_file(tensors, {"state": json.dumps({**state, "seconds": 12345.0})})
     digest = hashlib.sha256(twice).hexdigest()[:16]
     (run / "supernet" / f"step-{state['step']:09d}-{digest}.safetensors").write_bytes(twice)
-    assert len(load_trained(run, configured(), data).earlier) == before == 3
+    assert len(load_trained(run, configured(), data).accuracies.earlier) == before == 3
 
 
 def test_the_plan_counts_them(data):

@@ -1,4 +1,4 @@
-"""`train.split_after_identity`: a layer has other weights where the layer before it is an identity."""
+"""`experimental.split_after_identity`: a layer has other weights where the layer before it is an identity."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from greedynas.experimental.split_after_identity import SplitSupernet
 from greedynas.models.model_file import load_network
 from greedynas.models.supernet import Supernet
 from greedynas.settings.schema import Config, RetrainSettings
@@ -24,7 +25,7 @@ def parameters(net, layer, path):
 
 
 def test_an_identity_leads_to_other_weights_of_the_next_layer_alone():
-    net = Supernet(tiny_space(), split=True)
+    net = SplitSupernet(tiny_space())
     assert [len(layer) for layer in net.layers] == [3, 6, 6, 6]
     behind = parameters(net, 1, (0, 1, 1, 1))
     assert behind
@@ -42,13 +43,13 @@ def test_an_identity_leads_to_other_weights_of_the_next_layer_alone():
 
 
 def test_layers_that_follow_no_identity_are_as_always():
-    net, plain = (Supernet(tiny_space(["MB2_K3", "MB3_K3_SE"]), split=split) for split in (True, False))
+    net, plain = (kind(tiny_space(["MB2_K3", "MB3_K3_SE"])) for kind in (SplitSupernet, Supernet))
     assert net.state_dict().keys() == plain.state_dict().keys()
     assert net.places((1, 0, 0, 1)) == (1, 0, 0, 1)
     space = load_space("mobilenet")
     path = parse_path("ID " * 21, space)
     assert Supernet(space).places(path) == path
-    doubled = Supernet(space, split=True)
+    doubled = SplitSupernet(space)
     assert all(
         len(layer) == len(space.layers[i].ops) * (2 if i and "ID" in space.layers[i - 1].ops else 1)
         for i, layer in enumerate(doubled.layers)
@@ -59,8 +60,8 @@ def test_layers_that_follow_no_identity_are_as_always():
 def test_a_run_from_training_to_a_network_with_the_supernets_weights(photos, tmp_path):
     folder, quiet = tmp_path / "run", Console(quiet=True)
     data = {**DATA, "source": str(photos)}
-    train = {**SETTINGS, "split_after_identity": True, "snapshots": 2}
-    config = Config(name="tiny", space=tiny_space(), data=data, train=train)
+    experimental = {"split_after_identity": True, "snapshots": 2}
+    config = Config(name="tiny", space=tiny_space(), data=data, train=SETTINGS, experimental=experimental)
     train_stage(config, folder, quiet)
     limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
     requests = make_requests(folder, limits, "evolution", (), True, None, ["population=6", "generations=4"], None)

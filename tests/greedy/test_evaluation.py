@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from greedynas import GreedyNASError, Supernet, evaluate_paths, load_space
+from greedynas.experimental.split_after_identity import SplitSupernet
 from greedynas.greedy.evaluation import evaluate_batches, interleaved
 from greedynas.models.batchnorm import BN_MODES
 from tests.helpers.evaluation import one_at_a_time
@@ -19,10 +20,11 @@ from tests.helpers.supernet import with_lively_statistics
 @settings(max_examples=20)
 def test_shared_prefixes_equal_one_path_at_a_time(data):
     space = data.draw(spaces()).adapt(image_size=54)
-    net = Supernet(space, generator=torch.Generator().manual_seed(0), split=data.draw(st.booleans()))
+    kind = data.draw(st.sampled_from([Supernet, SplitSupernet]))
+    net = kind(space, generator=torch.Generator().manual_seed(0))
     with_lively_statistics(net).double()
     paths = data.draw(st.lists(paths_of(space), min_size=1, max_size=6))
-    bn = data.draw(st.sampled_from(BN_MODES))
+    bn = data.draw(st.sampled_from(BN_MODES.names()))
     generator = torch.Generator().manual_seed(1)
     shape = (space.image_channels, 54, 54)
     images, calibration = (torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (7, 5))
@@ -60,7 +62,7 @@ def test_ranking_all_of_macro_runs_under_a_fifth_of_the_layers():
     assert len(np.unique(result.losses)) > 6000
 
 
-@pytest.mark.parametrize("bn", BN_MODES)
+@pytest.mark.parametrize("bn", BN_MODES.names())
 def test_evaluation_leaves_everything_as_it_was(bn):
     net = with_lively_statistics(Supernet("macro")).train()
     net.layers[0].eval()  # an odd mixture of modes must come back too

@@ -7,7 +7,7 @@ from greedynas.greedy.pool import CandidatePool
 from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within, supplement_corrected_images
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.stopping import why_stop
+from greedynas.greedy.stopping import update_novelty, why_stop
 
 
 def test_the_supplements_numbers():
@@ -51,9 +51,6 @@ def test_learning_rate_warms_up():
     cosine, without = rates(lr_warmup=0.1), rates()
     assert cosine[10:] == without[10:]
     assert all(slow < fast for slow, fast in zip(cosine[:10], without, strict=False))
-    several = rates(lr_end=1.0, lr_warmup=0.1, supernets=2)
-    assert several[50:] == several[:50]  # each warms up
-    assert several[5] == pytest.approx(0.2)
 
 
 def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
@@ -79,38 +76,17 @@ def test_an_epoch_has_at_least_one_step():
     assert schedule.predicted_images()[0] == 3 * 7
 
 
-def test_several_supernets_share_the_epochs_and_warm_up_each():
-    schedule = Schedule(TrainSettings(max_epochs=5, batch_size=10, supernets=2, warmup=3), 100)
-    assert schedule.supernets == [range(0, 20), range(20, 50)]
-    assert [schedule.supernet(step).start for step in (0, 19, 20, 49, 50)] == [0, 0, 20, 20, 20]
-    assert schedule.warmup == 6
-    assert [schedule.filters(step) for step in (2, 3, 19, 22, 23)] == [False, True, True, False, True]
-    assert schedule.snapshots == {20}  # the last step of the first one
-
-
-def test_snapshots_are_taken_at_equal_distances_after_warm_up():
-    def snapshots(images=100, **settings):
-        return sorted(Schedule(TrainSettings(max_epochs=10, batch_size=10, **settings), images).snapshots)
-
-    assert snapshots(snapshots=3, warmup=10) == [40, 70]
-    assert snapshots(snapshots=1, warmup=10) == []
-    assert snapshots(snapshots=2, supernets=2, warmup=10) == [30, 50, 80]  # the first supernet's last step is one too
-    assert snapshots(images=10, snapshots=20, warmup=0) == list(range(1, 10))  # not before the first step
-    assert snapshots(snapshots=2, warmup=200) == []
-
-
 def test_predicted_images_are_counted_step_by_step():
     """By a loop over the steps that does what training does: the paths of a filtering last for k steps."""
-    for supernets, warmup, k, filtering in ((1, 7, 3, True), (2, 4, 3, True), (1, 0, 1, False), (2, 0.3, 4, True)):
+    for warmup, k, filtering in ((7, 3, True), (4, 3, True), (0, 1, False), (0.3, 4, True)):
         settings = TrainSettings(
-            max_epochs=4, batch_size=10, supernets=supernets, warmup=warmup, m=6, k=k, filtering=filtering,
+            max_epochs=4, batch_size=10, warmup=warmup, m=6, k=k, filtering=filtering,
             filter_images=20, bn="recalibrate", calibration_images=30,
         )  # fmt: skip
         schedule = Schedule(settings, 100)
         filterings = [0]  # before each step
         waiting = 0
         for step in range(40):
-            waiting = 0 if step in {steps.start for steps in schedule.supernets} else waiting
             due = schedule.filters(step) and waiting == 0
             waiting = k - 1 if due else max(waiting - 1, 0)
             filterings.append(filterings[-1] + due)
@@ -175,9 +151,9 @@ def history(stopping=True):
         for name in names:
             pool.update((name,), 10.0 - name)
         state.epoch = epoch
-        state.novelty = pool.novelty(state.snapshot) if pool.full else None
-        state.snapshot = sorted(pool)
-        if stopped_at is None and why_stop(state, Schedule(settings, 10_000)) is not None:
+        update_novelty(state)
+        assert state.previous_pool == sorted(pool)
+        if stopped_at is None and why_stop(state, settings) is not None:
             stopped_at = epoch, state.novelty
     return stopped_at
 

@@ -7,11 +7,9 @@ import pytest
 
 from greedynas import Budget, load_space, search
 from greedynas.greedy.search import search_steps
-from greedynas.greedy.searchers import evolution
-from greedynas.greedy.searchers import random as random_searcher
-from greedynas.greedy.searchers.evolution import evolutionary_search, initial_population, make_new_population, survivors
-from greedynas.greedy.searchers.random import random_search
-from greedynas.greedy.searchers.task import Found, Task, make_task
+from greedynas.greedy.searchers import evolution, task
+from greedynas.greedy.searchers.evolution import initial_population, make_new_population, survivors
+from greedynas.greedy.searchers.task import Found, Plan, Task, make_task
 
 MACRO = load_space("macro")
 SEARCHERS = ("evolution", "random")
@@ -30,16 +28,14 @@ def test_the_papers_search_evaluates_50_paths_in_each_of_20_generations(searcher
     result = search(MACRO, smooth, searcher=searcher)
     assert generations(result.found) == [50] * 20
     assert len({entry.path for entry in result.found}) == 1000
-    task = make_task(MACRO, Budget())
-    function = evolutionary_search if searcher == "evolution" else random_search
-    *_, alone = function(task, smooth)
+    *_, alone = search_steps(Plan(make_task(MACRO, Budget())), smooth, searcher)
     assert alone.found == result.found == search(MACRO, smooth, searcher=searcher, seed=0).found
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_a_search_step_by_step(searcher):
     def steps(seed=0, earlier=(), evaluate=smooth):
-        return search_steps(make_task(MACRO, Budget()), evaluate, searcher, (), 10, 3, seed, earlier)
+        return search_steps(Plan(make_task(MACRO, Budget()), (), 10, 3, seed), evaluate, searcher, earlier)
 
     sizes = [len(result.found) for result in steps()]
     assert sizes == [10, 20, 30]
@@ -54,16 +50,10 @@ def test_a_search_step_by_step(searcher):
     assert asked == [entry.path for entry in whole.found[20:]]
 
 
-def test_the_last_generation_of_a_random_search_may_be_smaller():
-    task = make_task(MACRO, Budget())
-    assert [len(result.found) for result in random_search(task, smooth, paths=25, step=10)] == [10, 20, 25]
-
-
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_every_generation_has_a_stream_of_its_own(searcher, monkeypatch):
-    drawn, real = [], evolution.stream
-    module = evolution if searcher == "evolution" else random_searcher
-    monkeypatch.setattr(module, "stream", lambda *key: drawn.append(key) or real(*key))
+    drawn, real = [], task.stream
+    monkeypatch.setattr(task, "stream", lambda *key: drawn.append(key) or real(*key))
     search(MACRO, smooth, searcher=searcher, population_size=6, generations=4, seed=7)
     assert drawn == [(7, "search", generation) for generation in range(4)]
 
@@ -82,7 +72,7 @@ class Counting(Task):
 def test_offspring_that_violate_a_limit_are_counted():
     plain = make_task(MACRO, Budget(max_macs=45_000_000))
     task = Counting(plain.space, plain.budget, plain.objectives, plain.tables)
-    assert task.additive == plain.additive == 0
+    assert task.score is plain.score is None
     rng = np.random.default_rng(0)
     start, _ = initial_population(task, (), 20, rng)
     population = [Found(path, accuracy, 0) for path, accuracy in zip(start, smooth(start), strict=True)]
@@ -92,7 +82,7 @@ def test_offspring_that_violate_a_limit_are_counted():
 
     Counting.violations = 0
     counts = []
-    for result in evolutionary_search(task, smooth, population_size=20, generations=5):
+    for result in search_steps(Plan(task, (), 20, 5), smooth):
         assert result.rejected == Counting.violations
         counts.append(result.rejected)
     assert counts[0] == 0

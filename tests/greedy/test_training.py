@@ -11,11 +11,14 @@ from torch.nn import functional as F
 
 from greedynas import CandidatePool, GreedyNASError, compact
 from greedynas.greedy import training
+from greedynas.greedy.filtering import filter_paths
+from greedynas.greedy.samplers import greedy
 from greedynas.greedy.samplers.fair import fair_paths
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.steps import make_optimizer, train_step
-from greedynas.greedy.training import filter_on_validation, train_supernet
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer, train_step
+from greedynas.greedy.training import train_supernet
+from greedynas.greedy.validation import FilterLosses
 from greedynas.jobs.resolving import load_config
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.rundir.checkpoints import load_weights
@@ -62,7 +65,7 @@ class Watch:
             for j, block in enumerate(layer):
                 block.register_forward_pre_hook(lambda module, _, at=(i, j): self._block(net, module, at))
         if monkeypatch is not None:
-            monkeypatch.setattr(training, "filter_paths", self._filter_paths(training.filter_paths))
+            monkeypatch.setattr(greedy, "filter_paths", self._filter_paths(filter_paths))
 
     def _step(self, images, path):
         self.paths.append(tuple(path))
@@ -90,14 +93,21 @@ class Watch:
         return watched
 
 
+def filtered(net, data, settings, seed=0, draws=0, precision="fp32"):
+    """Algorithm 1 on validation images, as training does it."""
+    state = TrainState(CandidatePool(6), draws=draws)
+    losses = FilterLosses(net, data, settings, seed, state, precision)
+    return filter_paths(net.space, losses, settings.m, settings.k, stream(seed, "paths", draws))
+
+
 # Filtering does not disturb training
 
 
-@pytest.mark.parametrize("bn", BN_MODES)
+@pytest.mark.parametrize("bn", BN_MODES.names())
 def test_filtering_changes_nothing(data, bn):
     net = with_lively_statistics(new_net()).train()
     settings = TrainSettings(**{**SETTINGS, "bn": bn})
-    optimizer = make_optimizer(net, settings)
+    optimizer = supernet_optimizer(net, settings)
     images, labels = next(data.train.train_batches(0, 10))
     for path in fair_paths(net.space, np.random.default_rng(0)):  # momentum everywhere
         train_step(net, optimizer, images, labels, [path], 0.05, settings, None, "fp32")
@@ -105,7 +115,7 @@ def test_filtering_changes_nothing(data, bn):
     gradients = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
     modes = [module.training for module in net.modules()]
     generator, global_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    filter_on_validation(net, data, settings, stream(0, "paths", 0), 0, TrainState(CandidatePool(6)), 0.0, "fp32")
+    filtered(net, data, settings)
     assert same_tensors(snapshot(net), before)
     assert [module.training for module in net.modules()] == modes
     for old, parameter in zip(gradients, net.parameters(), strict=True):
@@ -117,7 +127,7 @@ def test_filtering_changes_nothing(data, bn):
     assert (np.random.get_state()[1] == global_state).all()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("bn", BN_MODES)
+@pytest.mark.parametrize("bn", BN_MODES.names())
 def test_with_a_single_path_greedy_and_uniform_training_end_with_the_same_weights(data, bn):
     greedy, state = train(data, ONE_PATH, bn=bn, warmup=1, pool_size=2)
     uniform, _ = train(data, ONE_PATH, sampler="uniform")
@@ -143,12 +153,12 @@ def test_data_and_augmentation_do_not_depend_on_the_sampler(data):
 # Algorithm 1 on validation images
 
 
-@pytest.mark.parametrize("bn", BN_MODES)
+@pytest.mark.parametrize("bn", BN_MODES.names())
 def test_all_paths_of_a_filtering_are_ranked_on_the_same_images(data, bn):
     net = with_lively_statistics(new_net()).train()
     watch = Watch(net)
     settings = TrainSettings(**{**SETTINGS, "bn": bn, "m": 8})
-    outcome = filter_on_validation(net, data, settings, stream(5, "paths", 3), 5, TrainState(CandidatePool(6)), 0, "")
+    outcome = filtered(net, data, settings, seed=5, draws=3)
     (images, *calibration) = watch.filter_images if bn != "recalibrate" else watch.filter_images[::-1]
     assert len(images) == 6
     labels = labels_of(images, data.val)
@@ -189,9 +199,8 @@ def test_a_path_without_a_finite_loss_is_the_worst(data, tmp_path):
     broken = net.layers[0][1]
     for parameter in broken.parameters():
         parameter.data.fill_(math.nan)
-    state = TrainState(CandidatePool(4))
     settings = TrainSettings(**{**SETTINGS, "m": 10, "k": 10, "pool_size": 10})
-    outcome = filter_on_validation(net, data, settings, stream(0, "paths", 0), 0, state, 0.0, "fp32")
+    outcome = filtered(net, data, settings)
     lost = [path for path, loss in outcome.kept if loss == math.inf]
     assert lost
     assert all(path[0] == 1 for path in lost)
@@ -279,7 +288,7 @@ def test_fair_gradients_add_up(data):
         for name, parameter in single.named_parameters():
             total[name] += 0 if parameter.grad is None else parameter.grad
     settings = TrainSettings(**SETTINGS)
-    loss = train_step(net, make_optimizer(net, settings), images, labels, paths, 0.05, settings, None, "fp32")
+    loss = train_step(net, supernet_optimizer(net, settings), images, labels, paths, 0.05, settings, None, "fp32")
     assert loss.item() == pytest.approx(np.mean(losses))
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(parameter.grad, total[name], rtol=1e-9, atol=1e-12)
@@ -353,28 +362,25 @@ def test_blocks_with_a_residual_start_as_identities_if_asked():
     device, space = torch.device("cpu"), load_config("cifar10").space
     thin, rich = (1, 0, 2, 0, 0, 1, 0, 0), (1, 2, 2, 1, 2, 1, 1, 2)  # layers 1, 3 and 6 change the shape
     images = torch.randn(4, 3, space.image_size, space.image_size, generator=torch_stream(0, "images"))
-    usual, zero = (
-        supernet_of(load_config("cifar10", {"zero_residuals": on, "split_after_identity": False}), 10, device)
-        for on in (False, True)
-    )
+    usual, zero = (supernet_of(load_config("cifar10", {"zero_residuals": on}), 10, device) for on in (False, True))
     assert not torch.equal(usual(images, thin), usual(images, rich))
     assert torch.equal(zero(images, thin), zero(images, rich))
     assert torch.equal(zero(images, thin), usual(images, thin))  # all other weights are the usual ones
-    step = training.TrainingStep(zero, make_optimizer(zero, TrainSettings()), TrainSettings(), None, "fp32")
+    step = TrainingStep(zero, supernet_optimizer(zero, TrainSettings()), TrainSettings(), None, "fp32")
     step(images, torch.arange(4), [rich], 0.1)
     assert not torch.equal(zero(images, thin), zero(images, rich))
 
 
 def test_weight_decay_is_on_everything_if_asked():
     net = new_net()
-    groups = make_optimizer(net, TrainSettings(weight_decay=0.3, decay_all=True)).param_groups
+    groups = supernet_optimizer(net, TrainSettings(weight_decay=0.3, decay_all=True)).param_groups
     assert [group["weight_decay"] for group in groups] == [0.3]
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in net.parameters()}
 
 
 def test_weight_decay_is_not_on_batch_norm_and_biases():
     net = new_net()
-    groups = make_optimizer(net, TrainSettings(weight_decay=0.3)).param_groups
+    groups = supernet_optimizer(net, TrainSettings(weight_decay=0.3)).param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert len(decay) == len(list(net.parameters()))
     spared = 0
@@ -408,7 +414,7 @@ def test_gradients_are_clipped(data):
     gradients = {}
     for clip in (None, 0.01, 1000.0):
         net, settings = new_net(), TrainSettings(**{**SETTINGS, "clip_grad": clip})
-        train_step(net, make_optimizer(net, settings), images, labels, [(1, 2, 1, 2)], 0.05, settings, None, "fp32")
+        train_step(net, supernet_optimizer(net, settings), images, labels, [(1, 2, 1, 2)], 0.05, settings, None, "fp32")
         gradients[clip] = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
     assert gradients[None].norm() > 0.02
     assert torch.equal(gradients[1000.0], gradients[None])

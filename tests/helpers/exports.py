@@ -2,13 +2,11 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from greedynas.data.settings import DataSettings
 from greedynas.runtime.files import write_json
 from greedynas.settings.schema import Config
-from greedynas.stages.export import export_stage
 from greedynas.stages.run import Run
 from tests.helpers.model_files import SE, make_card, save_trained
 
@@ -22,12 +20,4 @@ def make_run(folder, photos, card=None):
     card = card or make_card()
     save_trained(folder / "models" / "best" / "model.safetensors", card)
     write_json(folder / "arch.json", {"model": "best"})
-    return folder
-
-
-@pytest.fixture(scope="session")
-def exported(photos, tmp_path_factory):
-    """An exported run; tests leave it as it is."""
-    folder = make_run(tmp_path_factory.mktemp("exported"), photos)
-    export_stage(folder, QUIET)
     return folder

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)
 
 from greedynas.data.transforms import View, _scale_and_shift
+from greedynas.experimental.split_after_identity import SplitSupernet
 from greedynas.gpu import ends, engine, recording
 from greedynas.gpu.kernels import depthwise_whole, products, small
 from greedynas.greedy.evaluation import _evaluate_chunk, shared_layers
@@ -172,7 +173,7 @@ def some_net(layers=2, split=False):
         stages=[Stage(channels=8, repeat=layers, stride=1)],
         head=[Fixed(op="CONV_K1", channels=20)],
     )  # fmt: skip
-    net = Supernet(space, generator=torch.Generator().manual_seed(0), split=split)
+    net = (SplitSupernet if split else Supernet)(space, generator=torch.Generator().manual_seed(0))
     return net.to(memory_format=torch.channels_last)
 
 

@@ -10,13 +10,7 @@ from greedynas.rundir.checkpoints import load_weights, read_checkpoint, step_of
 from tests.helpers.training import new_net, recorded
 
 PATHS = [(0, 0, 0, 0), (1, 2, 1, 0), (2, 1, 0, 2), (0, 2, 2, 1)]
-FOUR = {"snapshots": 4, "max_epochs": 5}
-
-
-@pytest.fixture
-def run(data, tmp_path):
-    recorded(tmp_path / "run", data, **FOUR)
-    return tmp_path / "run"
+FOUR = {"experimental": {"snapshots": 4}, "max_epochs": 5}
 
 
 def checkpoints(run):

@@ -8,9 +8,11 @@ import torch
 from greedynas import Fixed, Space, Stage, Supernet
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
+from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.training import train_supernet
 from greedynas.runtime.rng import torch_stream
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.stages.run import Run
 
@@ -48,20 +50,22 @@ def new_net(space=None):
     return Supernet(space or tiny_space(), generator=torch_stream(0, "init"))
 
 
-def new_run(folder, space=None, **settings):
+def new_run(folder, space=None, experimental=None, **settings):
     train = TrainSettings(**{**SETTINGS, **settings})
-    return Run.start(folder, Config(name="tiny", space=space or tiny_space(), train=train))
+    config = Config(name="tiny", space=space or tiny_space(), train=train, experimental=experimental or {})
+    return Run.start(folder, config)
 
 
-def train(data, space=None, *, run=None, net=None, **settings):
-    net = net or new_net(space)
-    return net, train_supernet(net, data, TrainSettings(**{**SETTINGS, **settings}), run=run)
+def train(data, space=None, *, run=None, net=None, callbacks=(), experimental=None, **settings):
+    net, settings = net or new_net(space), TrainSettings(**{**SETTINGS, **settings})
+    lasting = hooks_of(experimental or {}).lasting_steps(Schedule(settings, len(data.train)))
+    return net, train_supernet(net, data, settings, run=run, callbacks=callbacks, lasting_steps=lasting)
 
 
-def recorded(folder, data, space=None, *, net=None, **settings):
+def recorded(folder, data, space=None, *, net=None, callbacks=(), experimental=None, **settings):
     """A training in a run directory: the net, its state, and the rows of metrics by kind."""
-    with new_run(folder, space, **settings) as run:
-        net, state = train(data, space, run=run, net=net, **settings)
+    with new_run(folder, space, experimental, **settings) as run:
+        net, state = train(data, space, run=run, net=net, callbacks=callbacks, experimental=experimental, **settings)
     return net, state, rows_of(folder)
 
 

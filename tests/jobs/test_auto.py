@@ -294,7 +294,7 @@ def test_filter_images_follow_other_numbers_of_paths(look):
 
 
 def test_the_reliability_of_rankings_is_the_recorded_one():
-    record = json.loads((ROOT / "benchmarks" / "filter_images.json").read_text())
+    record = json.loads((ROOT / "benchmarks/records/filter-images-cpu2-2026-11-18/filter_images.json").read_text())
     for count, tau in auto.RELIABILITY:
         found = [np.mean(seed[str(count)]["tau_b"]) for part in record["records"] for seed in part["by_seed"]]
         assert len(found) == 20

@@ -9,7 +9,7 @@ from greedynas.studies.study import read_part
 from greedynas.studies.truth import read_truth
 from tests.helpers.paths import ROOT
 
-RECORD = ROOT / "benchmarks" / "macro_record"
+RECORD = ROOT / "benchmarks" / "records" / "macro-h200-2026-11-16"
 
 
 def test_the_record_is_what_the_study_says_of_its_parts(macro_truth):

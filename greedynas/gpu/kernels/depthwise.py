@@ -20,10 +20,10 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from greedynas.gpu.kernels import depthwise_whole
+from greedynas.gpu.kernels.filters import WARPS, load_filter, zeros
 from greedynas.gpu.kernels.launching import alignment, cdiv, launch, partial_moments, processors
 from greedynas.gpu.kernels.norms import activate, affine_row, store_moments
-
-WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,6 @@ def place(item, near, tiles):
     """Channel and tile of columns. Neighbouring threads have the same `near` channels of neighbouring tiles, whose inputs
     overlap: what one of them loads is in the cache for the other."""
     return item // (near * tiles) * near + item % near, item // near % tiles
-
-
-@triton.jit
-def zeros(count: tl.constexpr, BLOCK: tl.constexpr):
-    values = ()
-    for _ in tl.static_range(count):
-        values = values + (tl.zeros((BLOCK,), tl.float32),)
-    return values
-
-
-@triton.jit
-def load_filter(w_ptr, c, inside, K: tl.constexpr):
-    w = ()
-    for i in tl.static_range(K * K):
-        w = w + (tl.load(w_ptr + c * (K * K) + i, mask=inside, other=0.0).to(tl.float32),)
-    return w
 
 
 @triton.jit
@@ -217,8 +201,6 @@ def forward(
     x: Tensor, w: Tensor, stride: int, before: Tensor | None = None, act: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """The depthwise convolution of act(BatchNorm `before`(x)), x (images, H, W, C), and its moments."""
-    from greedynas.gpu.kernels import depthwise_whole
-
     if depthwise_whole.fits(x, stride):
         return depthwise_whole.forward(x, w, before, act)
     N, H, W, C = x.shape

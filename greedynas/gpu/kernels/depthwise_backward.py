@@ -17,15 +17,14 @@ from greedynas.gpu.kernels.depthwise import (
     Plan,
     activations,
     least_left_over,
-    load_filter,
     load_row,
     near_channels,
     place,
     split,
     width_of,
     within,
-    zeros,
 )
+from greedynas.gpu.kernels.filters import load_filter, zeros
 from greedynas.gpu.kernels.launching import alignment, cdiv, launch, partial_sums, processors
 from greedynas.gpu.kernels.norms import affine_row, backward_through
 from greedynas.gpu.kernels.weights import sum_parts

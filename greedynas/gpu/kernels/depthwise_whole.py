@@ -8,7 +8,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from greedynas.gpu.kernels.depthwise import WARPS, load_filter, zeros
+from greedynas.gpu.kernels.filters import WARPS, load_filter, zeros
 from greedynas.gpu.kernels.launching import alignment, cdiv, launch, partial_moments, partial_sums, processors
 from greedynas.gpu.kernels.norms import activate, affine_row, backward_through, store_moments
 from greedynas.gpu.kernels.weights import sum_parts

@@ -9,8 +9,7 @@ import numpy as np
 
 from greedynas.greedy.filtering import Evaluate, Filtered
 from greedynas.greedy.pool import CandidatePool
-from greedynas.greedy.samplers import SAMPLERS
-from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.settings import SAMPLERS, TrainSettings
 from greedynas.spaces.paths import OpPath, parse_path
 from greedynas.spaces.space import Space
 

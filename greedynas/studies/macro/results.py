@@ -42,7 +42,7 @@ TRUTH = (
     "NAS-Bench-Macro trained each distinct network from scratch three times and took the highest test accuracy of 50 epochs; the other "
     "paths are the same networks again, with copies of their accuracies. A network is ranked by its canonical path."
 )
-TUNED = "The preset's settings were chosen with this ground truth in view (benchmarks/macro_tuning.md)."
+TUNED = "The preset's settings were chosen with this ground truth in view (benchmarks/records/tuning.md)."
 
 
 def measures(truth: Truth, scores: Numbers, ties: Numbers | None = None) -> dict[str, Any]:

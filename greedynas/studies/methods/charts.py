@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from greedynas.reporting.charts import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE, Chart, figure, line
-from greedynas.studies.methods.results import NO_SUPERNET, PAPER_TOP1
+from greedynas.studies.methods.paper import NO_SUPERNET, PAPER_TOP1
 from greedynas.studies.study import Panel
 
 COLOURS = {"random": GREY, "uniform": BLUE, "uniform-E": PURPLE, "fair": GREEN, "fair-E": OCHRE, "greedy": ORANGE}

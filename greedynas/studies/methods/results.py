@@ -8,19 +8,10 @@ from greedynas.reporting.cells import Table, make_table
 from greedynas.runtime.text import count, milliseconds
 from greedynas.studies.correlations import mean_interval, rank_correlations
 from greedynas.studies.macro.results import told
+from greedynas.studies.methods.paper import NO_SUPERNET, PAPER_TOP1
 from greedynas.studies.study import Done, Panel, Study
 from greedynas.studies.verdicts import Row, differences, sentence, summaries, told_difference
 
-# Tables 1 and 6 of the paper (ImageNet): top-1 in percent by supernet and searcher. FairNAS-C has a searcher of its own.
-PAPER_TOP1 = {
-    "uniform, random": 74.07,
-    "uniform-E, random": 73.88,
-    "greedy, random": 74.22,
-    "uniform, evolution": 74.50,
-    "uniform-E, evolution": 74.17,
-    "fair, evolution": 74.69,
-    "greedy, evolution": 74.85,
-}
 PAPER_TABLE = [  # Table 1, and the one row of Table 6 that it lacks
     ["Random Search (uniform, random)", "74.07", "321M", "69 ms", "3.6M", "147.6M", "–", "147.6M"],
     ["Uniform Sampling (uniform, evolution)", "74.50", "326M", "72 ms", "3.8M", "147.6M", "–", "147.6M"],
@@ -31,7 +22,6 @@ PAPER_TABLE = [  # Table 1, and the one row of Table 6 that it lacks
     ["GreedyNAS ≤ 80 ms (greedy, evolution)", "74.93", "324M", "78 ms", "4.1M", "56.6M", "110.4M", "89.7M"],
     ["greedy, random (Table 6)", "74.22", "321M", "–", "–", "56.6M", "110.4M", "89.7M"],
 ]
-NO_SUPERNET = "random network"  # the contestant
 STANDS_IN = (
     "the ground truth (NAS-Bench-Macro, mean of three trainings from scratch, each with the highest test accuracy of its 50 epochs) "
     "stands in for retraining"

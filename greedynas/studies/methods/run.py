@@ -34,7 +34,8 @@ from greedynas.studies.contests import (
     true_rank,
 )
 from greedynas.studies.correlations import enough_paths
-from greedynas.studies.methods.results import NO_SUPERNET, methods_study
+from greedynas.studies.methods.paper import NO_SUPERNET
+from greedynas.studies.methods.results import methods_study
 from greedynas.studies.study import Done, Part, publish, run_parts
 from greedynas.studies.truth import Truth
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from greedynas.reporting.charts import BLUE, GREEN, GREY, ORANGE, Chart, figure, line
-from greedynas.studies.ranking.results import PAPER
+from greedynas.studies.ranking.paper import PAPER
 from greedynas.studies.study import Panel
 
 COLOURS = {"untrained": GREY, "uniform": BLUE, "fair": GREEN, "greedy": ORANGE}

@@ -9,9 +9,10 @@ from pymoo.util.nds.fast_non_dominated_sort import fast_non_dominated_sort
 from scipy import stats
 
 from greedynas import Budget, GreedyNASError, load_space, search
-from greedynas.greedy.searchers.evolution import evolutionary_search, initial_population, make_new_population, survivors
-from greedynas.greedy.searchers.random import random_search
-from greedynas.greedy.searchers.task import Found, make_task
+from greedynas.experimental.additive import Blended
+from greedynas.greedy.search import search_steps
+from greedynas.greedy.searchers.evolution import initial_population, make_new_population, survivors
+from greedynas.greedy.searchers.task import Found, Plan, make_task
 from tests.helpers.strategies import paths_of, spaces
 from tests.helpers.synthetic_truth import synthetic_truth
 
@@ -201,13 +202,10 @@ def test_the_initial_population_is_the_pools_best_feasible_and_random_ones(pool,
     assert MACRO.costs(population).macs.max() <= LIMIT
 
 
-@pytest.mark.parametrize("searcher", [evolutionary_search, random_search])
+@pytest.mark.parametrize("searcher", ["evolution", "random"])
 def test_interrupted_after_any_generation_and_resumed_equals_uninterrupted(searcher):
-    task = make_task(MACRO, Budget(max_macs=LIMIT))
-    arguments = (
-        {"generations": 6, "population_size": 20} if searcher is evolutionary_search else {"paths": 120, "step": 20}
-    )
-    *_, whole = searcher(task, smooth, seed=3, **arguments)
+    plan = Plan(make_task(MACRO, Budget(max_macs=LIMIT)), population=20, generations=6, seed=3)
+    *_, whole = search_steps(plan, smooth, searcher)
     for cut in (20, 60, 100, 120):
         asked = []
 
@@ -215,7 +213,7 @@ def test_interrupted_after_any_generation_and_resumed_equals_uninterrupted(searc
             asked.extend(paths)
             return smooth(paths)
 
-        *_, resumed = searcher(task, counting, seed=3, earlier=whole.found[:cut], **arguments)
+        *_, resumed = search_steps(plan, counting, searcher, whole.found[:cut])
         assert resumed.found == whole.found
         assert resumed.rejected == whole.rejected
         assert len(asked) == 120 - cut
@@ -244,7 +242,7 @@ def test_the_choice_can_go_by_what_all_evaluated_paths_say():
         return [2.0 if path == lucky else sum(path) / 16 for path in paths]
 
     plain, steady = (
-        search(MACRO, evaluate, pool=[lucky, (2,) * 8], generations=6, additive=share) for share in (0.0, 1.0)
+        search(MACRO, evaluate, pool=[lucky, (2,) * 8], generations=6, score=score) for score in (None, Blended(1.0))
     )
     assert [entry.path for entry in plain.found] == [entry.path for entry in steady.found]  # the search is the same
     assert plain.best.path == lucky
