@@ -19,7 +19,8 @@ import torch
 from scipy import stats
 
 from greedynas import build_network, load_space, measure_latency
-from greedynas.deploy.latency_measurement import export_onnx, onnx_runner, quietest, take_turns
+from greedynas.deploy.onnx_files import export_onnx, onnx_runner
+from greedynas.deploy.timing import quietest, take_turns
 from greedynas.runtime.rng import stream
 from greedynas.spaces.paths import OpPath, canonical, compact
 from greedynas.spaces.space import Space

@@ -1,7 +1,7 @@
 """ONNX files: made of a network, cleaned, described, converted to lower precisions, run in ONNX Runtime.
 
 A file uses the standard operators alone, and its metadata says how images become its input (`preprocessing`, and the whole
-card). `onnxchecks` says what a file may contain, `sandbox` runs one that may be somebody else's.
+card). `onnx_checks` says what a file may contain, `onnx_sandbox` runs one that may be somebody else's.
 """
 
 import json

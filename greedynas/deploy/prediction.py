@@ -1,7 +1,7 @@
-"""Classify images with a trained network: from its weights, or from an ONNX file in ONNX Runtime."""
+"""Classify images with a trained network: from its weights, or from a file of an export format in its own runtime."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from greedynas.data.folders import EXTENSIONS
 from greedynas.data.transforms import Pixels, open_image, reason, square
-from greedynas.deploy.onnx_sandbox import OnnxProcess, images_at_once
-from greedynas.models.footprint import refuse_giants
-from greedynas.models.model_file import KEY, WEIGHTS, Card, find_model, load_network, parse_card
+from greedynas.deploy.formats.format import Classifier, format_of, make_format
+from greedynas.deploy.onnx_sandbox import images_at_once
+from greedynas.models.model_file import WEIGHTS, Card, find_model
 from greedynas.runtime.errors import GreedyNASError
-
-Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,20 @@ class _Named:
 
 
 def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
-    """Classify image files, and those in folders, with a model: a run directory, a folder `models/NAME`, a
-    `model.safetensors` or an `.onnx` file of greedynas.
+    """Classify image files, and those in folders.
 
-    What cannot be read is an error if it was named itself; in a folder it is passed over, and says so in its place.
+    Args:
+        model: A run directory, a folder `models/NAME`, a `model.safetensors`, an `.onnx` file of greedynas, or a file of
+            another export format.
+        images: Image files, and folders of them.
+        top: How many classes each image gets.
+        batch_size: The most images that are run together.
+
+    Returns:
+        A prediction for each image, as soon as it is made. A file of a folder that cannot be read says so in its place.
+
+    Raises:
+        GreedyNASError: There is no such model, it is damaged, or an image that was named itself cannot be read.
     """
     if top < 1 or batch_size < 1:
         raise GreedyNASError("at least one class of at least one image at a time")
@@ -56,21 +64,23 @@ def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: in
 
 
 def open_model(where: Path) -> tuple[Classifier, Card]:
-    """What turns inputs into logits, and the card that says how images become inputs."""
+    """Open a model, which may be somebody else's.
+
+    Args:
+        where: A run directory, a folder `models/NAME`, or a file, whose format is known by its suffix.
+
+    Returns:
+        What turns inputs into logits, and the card that says how images become inputs.
+
+    Raises:
+        GreedyNASError: There is no such model, it is not one of greedynas, or a package is missing that runs it.
+    """
     file = find_model(where, (WEIGHTS, "model.onnx"))
-    if file.suffix.lower() != ".onnx":
-        network, card = load_network(file)
-        refuse_giants(network, card)
-
-        @torch.inference_mode()
-        def classify(inputs: Tensor) -> Tensor:
-            return network(inputs)
-
-        return classify, card
-    process = OnnxProcess(file, KEY, torch.get_num_threads())
-    card = parse_card(process.card, file)
-    process.open(card.image_channels, card.image_size, len(card.class_names))
-    return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy())), card
+    found = format_of(file)
+    # Whatever has no suffix of ours may be weights under another name; if not, this says what it is instead.
+    format = make_format("safetensors") if found is None else found
+    format.check_packages()
+    return format.load(file, torch.get_num_threads())
 
 
 def read_square(file: Path, card: Card) -> Pixels:

@@ -22,11 +22,12 @@ from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
 from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.recipes import ResolvedRecipe
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.costs import IntArray, tree_cost
 from greedynas.spaces.space import Space
-from greedynas.stages.recipes import Recipe, make_optimizer, make_recipe
+from greedynas.stages.recipes import make_optimizer, make_recipe
 from greedynas.stages.run import choose_precisions, supernet_of
 
 PATIENCE = 0.5  # seconds for one repetition of a part; what would take longer is done with fewer images
@@ -224,7 +225,7 @@ def _decoding(images: ImageSet, count: int) -> float:
     return (time.perf_counter() - start) * count / some
 
 
-def _augmenting(images: ImageSet, size: int, recipe: Recipe) -> float:
+def _augmenting(images: ImageSet, size: int, recipe: ResolvedRecipe) -> float:
     """RandAugment and erasing go image by image, in worker processes where there are enough images."""
     if recipe.randaugment is None and recipe.erasing == 0:
         return 0.0

@@ -218,5 +218,5 @@ def export_table(model: Model | None) -> Table | None:
 
 def _exported_top1(export: Exported, top1: float | None) -> str:
     if top1 is None:
-        return ""
+        return "not run"
     return "withheld" if export.withheld else percent(top1)

@@ -102,8 +102,9 @@ def _read_checkpoint(file: Path) -> Checkpoint:
         return tensors, json.loads(handle.metadata()["state"])
 
 
-# What SGD and RMSpropTF remember of a parameter, by its name in a checkpoint.
-MEMORY = {"momentum": "momentum_buffer", "square_avg": "square_avg", "step": "step"}
+# What SGD and RMSpropTF remember of a parameter has these names in a checkpoint; of other optimizers, OTHERS and its own.
+MEMORY = {"momentum_buffer": "momentum", "square_avg": "square_avg", "step": "step"}
+OTHERS, NUMBERS = "optimizer.", "number."
 
 
 @contextmanager
@@ -123,11 +124,17 @@ def fitting(where: Path) -> Iterator[None]:
 
 
 def training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights, and what the optimizer remembers of each of them."""
+    """Return the weights of a net, and what the optimizer remembers of each of them, by name."""
     tensors: dict[str, Tensor] = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
-        memory = optimizer.state.get(parameter, {})
-        tensors |= {f"{short}.{name}": memory[key] for short, key in MEMORY.items() if key in memory}
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{MEMORY.get(key, OTHERS + key)}.{name}"] = value
+            elif isinstance(value, int | float):
+                tensors[f"{NUMBERS}{key}.{name}"] = torch.tensor(value, dtype=torch.float64)
+            elif value is not None:
+                kind = f"{type(optimizer).__name__} remembers {key!r}, a {type(value).__name__}"
+                raise GreedyNASError(f"{kind}, which a checkpoint cannot hold: only tensors and numbers")
     return tensors
 
 
@@ -143,13 +150,23 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put what `training_tensors` returned back into a net and its optimizer."""
     load_weights(net, tensors)
-    for name, parameter in net.named_parameters():
-        for short, key in MEMORY.items():
-            if (saved := tensors.get(f"{short}.{name}")) is not None:
-                # A parameter's own device and memory layout; a count of steps is no such thing and stays as it is.
-                like = torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved
-                optimizer.state[parameter][key] = like.detach()
+    parameters = dict(net.named_parameters())
+    keys = {short: key for key, short in MEMORY.items()}
+    for full, saved in tensors.items():
+        kept = next((prefix for prefix in (OTHERS, NUMBERS) if full.startswith(prefix)), "")
+        short, _, name = full.removeprefix(kept).partition(".")
+        if name not in parameters or not (kept or short in keys):
+            continue  # a weight
+        parameter = parameters[name]
+        if kept == NUMBERS:
+            number = float(saved.item())
+            optimizer.state[parameter][short] = int(number) if number.is_integer() else number
+            continue
+        # A parameter's own device and memory layout; a count of steps is no such thing and stays as it is.
+        like = torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved
+        optimizer.state[parameter][short if kept else keys[short]] = like.detach()
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], prefix: str = "net.") -> None:

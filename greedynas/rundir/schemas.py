@@ -303,11 +303,13 @@ class Agreement(Record):
 
 class ExportedFile(Record):
     file: str
+    format: str | None = None  # missing in files of older versions
     precision: str
     bytes: Amount
     top1: Share | None = None
     latency_ms: Positive | None = None
     agrees: Agreement | None = None
+    companions: dict[str, str] = {}  # SHA-256 of further files that belong to it, by name
 
 
 class LeftOut(Record):
@@ -319,6 +321,7 @@ class Exported(Record):
     """`export.json`."""
 
     schema_version: Literal[1]
+    formats: tuple[str, ...] = ()
     machine: str
     threads: Amount
     images: Amount

@@ -1,7 +1,11 @@
 """Devices and precisions: what a run computes on, and in which number format."""
 
+import os
+import platform
+import re
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,3 +62,13 @@ def cpu_has_bf16() -> bool:
     """Native bf16 instructions; emulated ones are slower than fp32."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(check() for name in checks if callable(check := getattr(torch.cpu, name, None)))
+
+
+def cpu_name() -> str:
+    """Return the name of the processor, as far as the system knows it, and the number of its CPUs."""
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        match = None
+    name = match[1].strip() if match else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} CPUs"

@@ -38,6 +38,13 @@ def write_atomically(file: Path, data: bytes) -> None:
     _sync_folder(file.parent)
 
 
+def move_atomically(source: Path, file: Path) -> None:
+    """Put a file that is whole and on the disk in the place of another one, in the same file system."""
+    if ranks.is_first():
+        os.replace(source, file)  # noqa: PTH105 (the tests interrupt it by this name)
+        _sync_folder(file.parent)
+
+
 def write_json(file: Path, value: Any) -> None:
     write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
 

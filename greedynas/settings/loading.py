@@ -60,7 +60,7 @@ def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section:
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:
-    """One section of a run's settings with changes to it alone."""
+    """Return one section of a run's settings with changes to it alone."""
     current = getattr(config, section)
     for key in changes:
         path = resolve_key(key, section)

@@ -16,6 +16,7 @@ from greedynas.greedy.settings import (
 )
 from greedynas.rundir.callbacks import CALLBACKS
 from greedynas.settings.experiments import hooks_of
+from greedynas.settings.recipes import known_recipe
 from greedynas.spaces.space import Space, load_space
 
 AUTO = "auto"  # the preset that looks at the data and the machine, see `auto.py`
@@ -23,11 +24,11 @@ EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 
 class RetrainSettings(BaseModel):
-    """Training of the found network from scratch. None: the recipe's own value (see `recipes.py`)."""
+    """The settings of training the found network from scratch. None: the recipe's own value (see `recipes.py`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    recipe: Literal["sgd", "rmsprop"] = "sgd"
+    recipe: str = "sgd"  # sgd, rmsprop, or one of a plugin
     epochs: Count | None = None
     batch_size: AtLeastTwo | None = None
     lr: Positive | None = None  # at the recipe's batch size; it follows the real one
@@ -39,7 +40,7 @@ class RetrainSettings(BaseModel):
     warmup_epochs: Amount | None = None  # at most a fifth of all epochs
     clip_grad: Positive | None = None  # largest norm of the gradient
     sync_bn: bool = False  # with several ranks: BatchNorm statistics of the whole batch, not of each rank's share
-    # rmsprop alone
+    # Of the recipes that ship, rmsprop alone
     eps: Positive | None = None
     decay_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # the learning rate times this,
     decay_epochs: Positive | None = None  # every so many epochs
@@ -60,6 +61,11 @@ class RetrainSettings(BaseModel):
     log_every: Count = 20  # steps
     checkpoint_minutes: Positive = 5.0
     checkpoint_steps: Count | None = None  # besides: every so many steps
+
+    @field_validator("recipe")
+    @classmethod
+    def _known(cls, recipe: str) -> str:
+        return known_recipe(recipe)
 
 
 class Expectation(BaseModel):

@@ -1,13 +1,14 @@
-"""Export of a trained network for other tools: ONNX in fp32, fp16 and int8, and safetensors with its card as JSON.
+"""Export of a trained network for other tools, in the formats of `greedynas.deploy.formats`.
 
-The fp32 file is checked against PyTorch on real images; every file is then measured: its accuracy on the test images, its
-latency on one CPU thread. What is finished is not done again as long as the weights are the same.
+The file of the reference precision is checked against PyTorch on real images; every file is then measured: its accuracy on
+the test images, its latency on one CPU thread. What is finished is not done again as long as the weights are the same.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,33 +20,38 @@ from torch import Tensor, nn
 from greedynas.data.datasets import Data, open_data
 from greedynas.data.loader import ImageSet
 from greedynas.data.settings import Told
-from greedynas.deploy.latency_measurement import cpu_name, quietest, take_turns
-from greedynas.deploy.onnx_checks import check_onnx, open_session
-from greedynas.deploy.onnx_files import make_onnx, onnx_runner, run_session, to_fp16, to_int8
+from greedynas.deploy.formats.format import CARD, Classifier, Conversion, Format, make_format
+from greedynas.deploy.timing import quietest, take_turns
 from greedynas.models.model_file import WEIGHTS, Card, load_network
 from greedynas.rundir.arch_file import read_arch
 from greedynas.rundir.run_directory import NAME
-from greedynas.rundir.schemas import Exported, read_record
-from greedynas.runtime.errors import GreedyNASError, unknown
-from greedynas.runtime.files import write_atomically, write_json
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import move_atomically, write_json
 from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
+from greedynas.stages.export_files import (
+    RECORD,
+    SCHEMA_VERSION,
+    STAGING,
+    Converted,
+    check_names,
+    digest_of,
+    file_facts,
+    finished_export,
+    format_of_entry,
+    publish,
+    remove_old,
+    this_machine,
+)
 from greedynas.stages.run import Run, refuse_moved
 
-if TYPE_CHECKING:
-    import onnx
-
-SCHEMA_VERSION = 1
-FORMATS = ("onnx", "safetensors")
-ONNX = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
-RECORD, CARD = "export.json", "model.json"
-CHECKED = 100  # real images on which ONNX Runtime and PyTorch must agree
+DEFAULT_FORMATS = ("onnx", "safetensors")
+CHECKED = 100  # real images on which a file and PyTorch must agree
 TOLERANCE = 1e-4  # in probabilities: then both name the same class wherever the margin is over twice that
 CALIBRATION = 512  # training images of the int8 quantisation
 CHUNK = 128  # images at a time
 ROUNDS = 20  # of timing
-
-Classifier = Callable[[Tensor], Tensor]  # a batch of inputs -> logits
+THREADS = 1
 
 
 def export_stage(
@@ -53,14 +59,28 @@ def export_stage(
     console: Console,
     *,
     model: str | None = None,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = DEFAULT_FORMATS,
     data: Data | None = None,
     named: Told | None = None,
 ) -> dict[str, Any]:
-    """Export a trained network of a run, the chosen one if none is named; returns what `export.json` holds."""
-    for wanted in formats:
-        if wanted not in FORMATS:
-            raise unknown("format", wanted, list(FORMATS))
+    """Export a trained network of a run.
+
+    Args:
+        folder: The run directory, or the folder of the network in it.
+        console: Where progress is shown.
+        model: The network's name in `models/`; the chosen one if not given.
+        formats: Names in `FORMATS`.
+        data: The images; those of the run if not given.
+        named: The data that the user has named, where that of the run has moved.
+
+    Returns:
+        What `export.json` holds.
+
+    Raises:
+        GreedyNASError: There is no such network or format, a package is missing, the data is not that of the network, or a
+            file does not compute what PyTorch computes.
+    """
+    check_names([make_format(wanted) for wanted in formats])
     if model is None and folder.resolve().parent.name == "models" and not (folder / "config.yaml").exists():
         folder, model = folder.resolve().parents[1], folder.resolve().name
     with Run.open(folder, named) as run:
@@ -70,68 +90,146 @@ def export_stage(
         if not NAME.fullmatch(name) or not (home / WEIGHTS).is_file():
             raise GreedyNASError(f"{folder} has no trained network {name!r}; train it with greedynas retrain {folder}")
         published = folder if name == chosen else None
-        digest = _digest(home / WEIGHTS)
-        result = _finished(home, digest)
+        digest = digest_of(home / WEIGHTS)
+        result = finished_export(home, digest)
         if result is None or not set(formats) <= set(result["formats"]):
             asked = sorted({*formats, *(result or {}).get("formats", ())})
+            check_names([make_format(one) for one in asked])  # before anything is removed
             network, card = load_network(home / WEIGHTS)
             data = data or _read_data(run, card)
             _check_data(data, card)
             run.check_data(data)
-            _remove_old(home, published)
+            remove_old(home, published)
             about = {"schema_version": SCHEMA_VERSION, "model": name, "weights": digest, "formats": asked}
             result = {**about, **write_files(home, network, card, data, asked, console)}
             write_json(home / RECORD, result)
             logger.info("exported %s: %s", name, ", ".join(entry["file"] for entry in result["files"]))
         if published is not None:
-            _publish(home, published, result["formats"])
+            publish(home, published, result["formats"])
     return result
 
 
 def write_files(
     home: Path, network: nn.Module, card: Card, data: Data, formats: Sequence[str], console: Console
 ) -> dict[str, Any]:
-    """The files of these formats, and what is measured of them."""
-    models: dict[str, onnx.ModelProto] = {}
-    agrees: dict[str, Any] = {}
+    """Write the files of these formats and measure them.
+
+    Args:
+        home: The folder of the network.
+        network: The network, on the CPU and in evaluation mode.
+        card: The card of the network.
+        data: The images: for calibration and checks those of training, for the accuracy those of the test.
+        formats: Names in `FORMATS`.
+        console: Where progress is shown.
+
+    Returns:
+        What `export.json` says of the files.
+    """
+    wanted = [make_format(name) for name in formats]
+    made: list[Converted] = []
     skipped: dict[str, str] = {}
-    classifiers: dict[str, Classifier] = {}
-    if "onnx" in formats:
-        with console.status(f"exporting {card.name} to ONNX"):
-            models["fp32"] = make_onnx(network, card)
-            agrees = check_agreement(network, models["fp32"], data.train)
-            converted, skipped = convert(models["fp32"], card, data.train)
-            models |= converted
-    for precision, model in models.items():
-        write_atomically(home / ONNX[precision], model.SerializeToString(deterministic=True))
-        classifiers[ONNX[precision]] = _in_onnx(model)
-    for precision, why in skipped.items():
-        logger.info("%s is left out, this machine cannot make or run it: %s", ONNX[precision], why)
-    if "safetensors" in formats:
+    try:
+        for format in wanted:
+            with console.status(f"exporting {card.name} to {format.name}"):
+                converted, why = convert(home, format, network, card, data.train)
+                made += converted
+                skipped |= why
+    finally:
+        shutil.rmtree(home / STAGING, ignore_errors=True)
+    for file, why_not in skipped.items():
+        logger.info("%s is left out, this machine cannot make or run it: %s", file, why_not)
+    if any(format.card != "inside" for format in wanted):
         write_json(home / CARD, card.model_dump(mode="json", exclude_none=True))
-        classifiers[WEIGHTS] = _in_torch(network)
     with console.status(f"measuring the files of {card.name}"):
         test = data.test()
-        top1 = accuracies(classifiers, test)
-        latency = latencies(models, data.train)
-    files = []
-    for file in classifiers:
-        precision = next((precision for precision in models if ONNX[precision] == file), "fp32")
-        size = (home / file).stat().st_size
-        facts = {"file": file, "precision": precision, "bytes": size, "sha256": _digest(home / file)}
-        facts |= {"top1": top1[file], "latency_ms": latency[precision] if file != WEIGHTS else None}
-        files.append(facts | ({"agrees": agrees} if file == ONNX["fp32"] else {}))
-    left_out = [{"file": ONNX[precision], "why": why} for precision, why in skipped.items()]
+        top1 = accuracies({one.file: one.classify for one in made if one.classify is not None}, test)
+        latency = latencies(home, made, data.train)
+    files = [file_facts(home, one, top1.get(one.file), latency.get(one.file)) for one in made]
+    left_out = [{"file": file, "why": why_not} for file, why_not in skipped.items()]
     caveats = {key: value for key, value in data.caveats().items() if key in ("caveats", "withheld")}
-    return {**_here(), "threads": 1, "images": len(test), "files": files, "skipped": left_out, **caveats}
+    return {
+        **this_machine(wanted),
+        "threads": THREADS,
+        "images": len(test),
+        "files": files,
+        "skipped": left_out,
+        **caveats,
+    }
 
 
-def check_agreement(network: nn.Module, model: "onnx.ModelProto", images: ImageSet) -> dict[str, Any]:
-    """How far ONNX Runtime is from PyTorch on real images, one at a time and 32 together; too far is an error."""
+def convert(
+    home: Path, format: Format, network: nn.Module, card: Card, images: ImageSet
+) -> tuple[list[Converted], dict[str, str]]:
+    """Convert a network to all precisions of a format. A file is put into the folder of the network when it is checked.
+
+    Args:
+        home: The folder of the network.
+        format: The format.
+        network: The network, on the CPU and in evaluation mode.
+        card: The card of the network.
+        images: Training images.
+
+    Returns:
+        The files, and why files are left out that this machine cannot make or run, by name.
+
+    Raises:
+        GreedyNASError: The reference precision cannot be made, or does not compute what PyTorch computes.
+    """
+    rows = images.balanced(min(CALIBRATION, len(images)), stream(images.view.seed, "images that calibrate int8"))
+    source = Conversion(network, card, lambda: (batch for batch, _ in _batches(images, rows)))
+    made, skipped = [], {}
+    for precision in format.precisions:
+        step = partial(_convert_one, home, format, precision, source, images)
+        if precision == format.reference:
+            made.append(step())
+            continue
+        try:
+            made.append(step())
+        except Exception as error:  # of two libraries, for any network; the other files are as good without this one
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the machine's: a full disk
+            skipped[format.file_name(precision)] = " ".join(str(error).split())[:300] or type(error).__name__
+    return made, skipped
+
+
+def _convert_one(home: Path, format: Format, precision: str, source: Conversion, images: ImageSet) -> Converted:
+    name = format.file_name(precision)
+    if name == WEIGHTS:  # they are what is exported
+        return Converted(format, precision, format.open(home / name))
+    staging = home / STAGING
+    staging.mkdir(exist_ok=True)
+    format.convert(source, precision, staging / name)
+    classify = format.open(staging / name)
+    agrees = None
+    if classify is not None:
+        if precision == format.reference and not format.is_pytorch:
+            agrees = check_agreement(source.network, classify, images, name)
+        elif not classify(next(source.calibration())).isfinite().all():
+            raise GreedyNASError("its results are not finite")
+    for part in (*format.companions(precision), name):
+        move_atomically(staging / part, home / part)
+    return Converted(format, precision, classify, agrees)
+
+
+def check_agreement(network: nn.Module, classify: Classifier, images: ImageSet, file: str) -> dict[str, Any]:
+    """Compare a file with PyTorch on real images, one at a time and 32 together.
+
+    Args:
+        network: The network in PyTorch.
+        classify: What runs the file.
+        images: The images.
+        file: The name of the file, for the message.
+
+    Returns:
+        The number of images, and the largest difference of a probability.
+
+    Raises:
+        GreedyNASError: The difference is larger than TOLERANCE.
+    """
     rows = images.balanced(min(CHECKED, len(images)), stream(images.view.seed, "images that check an export"))
     batch = images.eval_batch(rows)[0].cpu()
-    expected = _in_torch(network)(batch).softmax(1)
-    classify = _in_onnx(model)
+    with torch.inference_mode():
+        expected = network(batch).softmax(1)
     differences = [
         float((torch.cat([classify(part) for part in batch.split(size)]).softmax(1) - expected).abs().max())
         for size in (1, 32)
@@ -139,68 +237,55 @@ def check_agreement(network: nn.Module, model: "onnx.ModelProto", images: ImageS
     worst = max(differences)
     if not worst <= TOLERANCE:  # also where it is no number
         raise GreedyNASError(
-            f"the ONNX file differs from PyTorch by {worst:.2g} in probabilities ({TOLERANCE:g} is allowed) and is not "
+            f"{file} differs from PyTorch by {worst:.2g} in probabilities ({TOLERANCE:g} is allowed) and is not "
             "written; please report this network"
         )
     return {"images": len(rows), "max_difference": worst}
 
 
-def convert(
-    model: "onnx.ModelProto", card: Card, images: ImageSet
-) -> tuple[dict[str, "onnx.ModelProto"], dict[str, str]]:
-    """The model in lower precisions, and why one of them cannot be made or run here."""
-    made, skipped = {}, {}
-    rows = images.balanced(min(CALIBRATION, len(images)), stream(images.view.seed, "images that calibrate int8"))
-    makers: dict[str, Callable[[], onnx.ModelProto]] = {
-        "fp16": lambda: to_fp16(model, card),
-        "int8": lambda: to_int8(model, card, (batch.numpy() for batch, _ in _batches(images, rows))),
-    }
-    for precision, make in makers.items():
-        try:
-            candidate = make()
-            check_onnx(candidate, ONNX[precision])
-            if not _in_onnx(candidate)(next(_batches(images, rows))[0]).isfinite().all():
-                raise GreedyNASError("its results are not finite")
-            made[precision] = candidate
-        except Exception as error:  # of two libraries, for any network; the other files are as good without this one
-            skipped[precision] = " ".join(str(error).split())[:300] or type(error).__name__
-    return made, skipped
-
-
 def accuracies(classifiers: Mapping[str, Classifier], images: ImageSet) -> dict[str, float]:
-    """Top-1 of each, in one pass over the images."""
+    """Return the top-1 accuracy of each classifier, in one pass over the images."""
     hits = dict.fromkeys(classifiers, 0)
+    if not classifiers:
+        return {}
     for batch, labels in _batches(images, np.arange(len(images))):
         for name, classify in classifiers.items():
             hits[name] += int((classify(batch).argmax(1) == labels).sum())
     return {name: count / len(images) for name, count in hits.items()}
 
 
-def latencies(models: Mapping[str, "onnx.ModelProto"], images: ImageSet) -> dict[str, float]:
-    """Milliseconds for one image on one thread, when nothing disturbs; the models take turns."""
-    if not models:
-        return {}
+def latencies(home: Path, made: Sequence[Converted], images: ImageSet) -> dict[str, float]:
+    """Return the milliseconds of each file for one image on one thread, when nothing disturbs; the files take turns."""
     image = images.eval_batch([0])[0].cpu().contiguous()
-    measured = quietest(take_turns([onnx_runner(model, image, 1) for model in models.values()], ROUNDS))
-    return dict(zip(models, measured.tolist(), strict=True))
+    found = {one.file: one.format.runner(home / one.file, image, THREADS) for one in made if one.classify is not None}
+    runners = {file: runner for file, runner in found.items() if runner is not None}
+    if not runners:
+        return {}
+    measured = quietest(take_turns(list(runners.values()), ROUNDS))
+    return dict(zip(runners, measured.tolist(), strict=True))
 
 
 def report_export(result: dict[str, Any], folder: Path, console: Console) -> None:
+    """Print what was exported: a table of the files, and what was left out or not run."""
     table = Table(title=Text(f"Exported {result['model']}"), title_justify="left")
     for column in ("file", "precision", "size", "top-1", "latency"):
         table.add_column(column, justify="left" if column in ("file", "precision") else "right")
     for entry in result["files"]:
         latency = "" if entry.get("latency_ms") is None else f"{entry['latency_ms']:.3g} ms"
         size = f"{entry['bytes'] / 1e6:,.2f} MB"
-        top1 = "withheld" if result.get("withheld") else "" if entry.get("top1") is None else f"{entry['top1']:.2%}"
-        table.add_row(entry["file"], entry["precision"], size, top1, latency)
-    table.caption = f"{result['images']:,} test images; one image on one thread of {result['machine']} in ONNX Runtime, when it is quiet"
+        table.add_row(entry["file"], entry["precision"], size, _shown_top1(entry, result), latency)
+    table.caption = (
+        f"{result['images']:,} test images; one image on one thread of {result['machine']}{_timed_in(result)}, "
+        "when it is quiet"
+    )
     console.print(table)
     for told in result.get("caveats", ()):
         console.print(f"Warning: {told}", highlight=False, markup=False)
     for entry in result["skipped"]:
         console.print(f"left out: {entry['file']} ({entry['why']})", highlight=False, markup=False)
     for entry in result["files"]:
+        if entry.get("top1") is None:
+            console.print(f"converted, not run on this machine: {entry['file']}", highlight=False, markup=False)
         if entry.get("agrees"):
             images, worst = entry["agrees"]["images"], entry["agrees"]["max_difference"]
             told = f"{entry['file']} and PyTorch agree within {worst:.1g} in probabilities on {images} images"
@@ -208,30 +293,27 @@ def report_export(result: dict[str, Any], folder: Path, console: Console) -> Non
     console.print(f"written to {folder / 'models' / result['model']}", highlight=False, markup=False)
 
 
-# What runs a batch
+def _shown_top1(entry: dict[str, Any], result: dict[str, Any]) -> str:
+    if entry.get("top1") is None:
+        return "not run"
+    return "withheld" if result.get("withheld") else f"{entry['top1']:.2%}"
 
 
-def _in_onnx(model: "onnx.ModelProto") -> Classifier:
-    session = open_session(model.SerializeToString())
-    return lambda batch: torch.from_numpy(run_session(session, batch))
-
-
-def _in_torch(network: nn.Module) -> Classifier:
-    @torch.inference_mode()
-    def classify(batch: Tensor) -> Tensor:
-        return network(batch)
-
-    return classify
+def _timed_in(result: dict[str, Any]) -> str:
+    """Return the runtimes of the latencies, for the caption."""
+    timed = [format_of_entry(entry) for entry in result["files"] if entry.get("latency_ms") is not None]
+    names = dict.fromkeys(format.runtime_name or format.name for format in timed if format is not None)
+    return f" in {' or '.join(names)}" if names else ""
 
 
 def _batches(images: ImageSet, rows: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs as the network evaluates them, and labels, on the CPU."""
+    """Yield inputs as the network evaluates them, and labels, on the CPU."""
     for chunk in np.split(rows, range(CHUNK, len(rows), CHUNK)):
         batch, labels = images.eval_batch(chunk)
         yield batch.cpu().contiguous(), labels.cpu()
 
 
-# Files
+# Data
 
 
 def _read_data(run: Run, card: Card) -> Data:
@@ -259,48 +341,3 @@ def _check_data(data: Data, card: Card) -> None:
             f"{card.name} was trained for {len(card.class_names)} classes ({', '.join(card.class_names[:3])}…), the data has "
             f"{len(data.class_names)} ({', '.join(data.class_names[:3])}…)"
         )
-
-
-def _here() -> dict[str, str]:
-    """What decides whether a precision can be run, and how fast."""
-    import onnxruntime
-
-    return {"machine": cpu_name(), "runtime": f"onnxruntime {onnxruntime.__version__}"}
-
-
-def _finished(home: Path, digest: str) -> dict[str, Any] | None:
-    """An earlier export of the same weights, if all that it says is still there; what it left out elsewhere may work here."""
-    try:
-        result = read_record(home / RECORD, Exported)
-        ours = result["schema_version"] == SCHEMA_VERSION and result["weights"] == digest
-        if not ours or not {entry["file"] for entry in result["files"]} <= {WEIGHTS, *ONNX.values()}:
-            return None  # of other weights, or not written by us
-        if not set(result["formats"]) <= set(FORMATS) or result["model"] != home.name:
-            return None
-        card = "safetensors" not in result["formats"] or (home / CARD).is_file()
-        files = (_digest(home / entry["file"]) == entry["sha256"] for entry in result["files"])
-        here = not result["skipped"] or _here().items() <= result.items()
-        return result if card and here and all(files) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, GreedyNASError):
-        return None
-
-
-def _remove_old(home: Path, published: Path | None) -> None:
-    """Files of other weights: they must not stay where the new ones fail."""
-    for name in (RECORD, *ONNX.values()):
-        (home / name).unlink(missing_ok=True)
-    if published is not None:
-        (published / ONNX["fp32"]).unlink(missing_ok=True)
-
-
-def _publish(home: Path, folder: Path, formats: Sequence[str]) -> None:
-    """The chosen network's files lie at the top of the run as well."""
-    files = {"onnx": ONNX["fp32"], "safetensors": WEIGHTS}
-    for name in (files[name] for name in formats):
-        if not (folder / name).is_file() or _digest(folder / name) != _digest(home / name):
-            write_atomically(folder / name, (home / name).read_bytes())
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

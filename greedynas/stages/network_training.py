@@ -6,7 +6,7 @@ network, state = retrain(network, data.train_and_val(), make_recipe(RetrainSetti
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -34,11 +34,9 @@ from greedynas.runtime.parallel import ranks
 from greedynas.runtime.parallel.reduction import added_up, gradients_added_up, my_part, same_weights
 from greedynas.runtime.parallel.sync_batchnorm import synchronise
 from greedynas.runtime.text import logger
+from greedynas.settings.recipes import LearningRateSchedule, ResolvedRecipe
 from greedynas.spaces.paths import OpPath
-from greedynas.stages.recipes import Recipe, make_optimizer, make_schedule
-
-if TYPE_CHECKING:
-    from timm.scheduler.scheduler import Scheduler
+from greedynas.stages.recipes import make_optimizer, make_schedule
 
 
 @dataclass
@@ -57,7 +55,7 @@ class RetrainState:
 def retrain(
     network: nn.Module,
     images: ImageSet,
-    recipe: Recipe,
+    recipe: ResolvedRecipe,
     *,
     seed: int = 0,
     precision: str = "fp32",
@@ -105,7 +103,7 @@ def retrain(
     save = None if saved is None else saved.save
     different = [ranks.rank()] if ranks.rank() else []  # ranks drop different features
     with (
-        RetrainJournal(folder, state, recipe, steps_per_epoch, schedule, title, console) as journal,
+        RetrainJournal(folder, state, recipe, steps_per_epoch, optimizer, schedule, title, console) as journal,
         checkpointing(journal, contents, save, recipe.checkpoint_minutes, recipe.checkpoint_steps) as checkpoint,
     ):
         while state.epoch < recipe.epochs:
@@ -145,7 +143,9 @@ def retrain(
     return trained.eval(), state
 
 
-def distillation_loss(logits: Tensor, teacher: nn.Module, images: Tensor, recipe: Recipe, precision: str) -> Tensor:
+def distillation_loss(
+    logits: Tensor, teacher: nn.Module, images: Tensor, recipe: ResolvedRecipe, precision: str
+) -> Tensor:
     """How far the network's view of these images is from the teacher's (Hinton et al., 2015): T² · KL at temperature T."""
     with torch.no_grad(), autocast(images.device, precision):
         wanted = teacher(images)
@@ -162,9 +162,10 @@ class RetrainJournal(Journal):
         self,
         folder: Path | None,
         state: RetrainState,
-        recipe: Recipe,
+        recipe: ResolvedRecipe,
         steps_per_epoch: int,
-        schedule: "Scheduler",
+        optimizer: torch.optim.Optimizer,
+        schedule: LearningRateSchedule,
         title: str,
         console: Console | None,
     ):
@@ -172,7 +173,7 @@ class RetrainJournal(Journal):
             folder.mkdir(parents=True, exist_ok=True)
         steps = recipe.epochs * steps_per_epoch
         super().__init__(folder, state, title, steps, steps_per_epoch, recipe.log_every, console)
-        self._schedule, self._title = schedule, title
+        self._optimizer, self._schedule, self._title = optimizer, schedule, title
 
     def epoch(self) -> None:
         """At the end of an epoch, whose last step always has a line."""
@@ -181,7 +182,7 @@ class RetrainJournal(Journal):
 
     def facts(self, step: int) -> dict[str, Any]:
         self._schedule.step_update(step)
-        return {"lr": self._schedule.optimizer.param_groups[0]["lr"]}
+        return {"lr": self._optimizer.param_groups[0]["lr"]}
 
     def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError:
         return GreedyNASError(

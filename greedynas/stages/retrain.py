@@ -34,10 +34,11 @@ from greedynas.runtime.files import read_json, write_atomically, write_json
 from greedynas.runtime.memory import telling_what_fits, training_trial
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.text import logger
+from greedynas.settings.recipes import RECIPES, ResolvedRecipe
 from greedynas.settings.schema import RetrainSettings
 from greedynas.stages.network_choice import Target, choose_target, found_targets, make_arch, make_card, start_network
 from greedynas.stages.network_training import RetrainState, retrain
-from greedynas.stages.recipes import Recipe, make_recipe
+from greedynas.stages.recipes import make_recipe
 from greedynas.stages.run import Run, choose_precisions, read_run_data
 from greedynas.stages.testing import assess, predict_logits, top_accuracy
 
@@ -58,7 +59,7 @@ class Job:
     precision: str
     seed: int
     settings: RetrainSettings
-    recipe: Recipe
+    recipe: ResolvedRecipe
     teacher: nn.Module | None
     console: Console
 
@@ -139,7 +140,7 @@ def train_and_test(job: Job, target: Target, request: dict[str, Any]) -> dict[st
     return ranks.on_first(look_at_test)
 
 
-def finished_test(home: Path, recipe: Recipe) -> dict[str, Any]:
+def finished_test(home: Path, recipe: ResolvedRecipe) -> dict[str, Any]:
     """What `test.json` holds, if it is of these epochs and their weights are there; else nothing."""
     test = read_record(home / "test.json", Finished)
     return test if test.get("epochs") == recipe.epochs and (home / "model.safetensors").is_file() else {}
@@ -153,7 +154,7 @@ def begin(job: Job, target: Target) -> nn.Module:
 
 
 def fit(
-    job: Job, network: nn.Module, images: ImageSet, recipe: Recipe, folder: Path, title: str
+    job: Job, network: nn.Module, images: ImageSet, recipe: ResolvedRecipe, folder: Path, title: str
 ) -> tuple[nn.Module, RetrainState]:
     trial = training_trial(network, images.view.channels, images.view.size, job.device, job.precision)
     lower = (
@@ -204,7 +205,7 @@ def find_teacher(folder: Path, name: str, student: str | None = None) -> Path:
 # What is asked for
 
 
-def make_request(target: Target, settings: RetrainSettings, recipe: Recipe, seed: int) -> dict[str, Any]:
+def make_request(target: Target, settings: RetrainSettings, recipe: ResolvedRecipe, seed: int) -> dict[str, Any]:
     top = {"top": settings.top, "top_epochs": top_epochs(settings, recipe)} if settings.top > 1 else {"top": 1}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -236,8 +237,12 @@ def check_request(home: Path, target: Target, request: dict[str, Any]) -> None:
     if not isinstance(before.get("recipe"), dict):
         raise GreedyNASError(f"{home / 'retrain.json'} is malformed; remove {home} to train that network again")
     changed = differences(before, request)
-    steps = request["recipe"]["decay_epochs"] is not None  # a cosine would have been another one from the start
-    if set(changed) == {"recipe.epochs"} and steps and _fewer(before["recipe"]["epochs"], request["recipe"]["epochs"]):
+    extensible = RECIPES[request["recipe"]["name"]].extensible  # a cosine would have been another one from the start
+    if (
+        set(changed) == {"recipe.epochs"}
+        and extensible
+        and _fewer(before["recipe"]["epochs"], request["recipe"]["epochs"])
+    ):
         return
     if changed:
         raise GreedyNASError(
@@ -253,7 +258,7 @@ def _fewer(before: Any, now: int) -> bool:
 # The best of several
 
 
-def top_epochs(settings: RetrainSettings, recipe: Recipe) -> int:
+def top_epochs(settings: RetrainSettings, recipe: ResolvedRecipe) -> int:
     return settings.top_epochs or max(1, recipe.epochs // 10)
 
 

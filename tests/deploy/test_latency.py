@@ -27,10 +27,14 @@ from greedynas import (
     measure_latency,
 )
 from greedynas.deploy import latency_measurement
+from greedynas.deploy.latency_backends import LATENCY_BACKENDS
+from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of, make_image
+from greedynas.deploy.latency_backends.onnxruntime_backend import OnnxRuntimeBackend, join_onnx
 from greedynas.runtime.yaml_files import MAX_BYTES
 from greedynas.spaces.latency import Block, Entry, fill, fingerprint, fixed_layers
 from tests.conftest import SHARED
 from tests.helpers.latency import blocks_of, made_up
+from tests.helpers.plugins import registered
 from tests.helpers.synthetic_files import phone_ms, phone_space, write_phone_table
 
 MOBILENET = load_space("mobilenet")
@@ -397,7 +401,7 @@ def test_spoiled_files_never_crash(tmp_path_factory, data):
 
 
 class Abacus:
-    """An engine of known latencies: a call costs 0.1 ms, a network 0.03 ms more, and half of all runs are disturbed."""
+    """A backend of known latencies: a call costs 0.1 ms, a network 0.03 ms more, and half of all runs are disturbed."""
 
     backend, device, threads = "beads", "abacus", 1
 
@@ -422,15 +426,15 @@ class Abacus:
 
 def test_one_more_copy_is_what_a_block_costs(monkeypatch):
     space = small_space()
-    engine = Abacus(space)
-    monkeypatch.setattr(latency_measurement, "open_engine", lambda *_: engine)
+    abacus = Abacus(space)
+    monkeypatch.setattr(latency_measurement, "open_backend", lambda *_: abacus)
     told = []
     table = measure_latency(space, repeats=30, progress=lambda *what: told.append(what))
-    assert len(engine.made) == len(set(engine.made))  # each distinct block once, and nothing that does nothing
-    assert Block("ID", 8, 8, 1, 4) not in engine.made
+    assert len(abacus.made) == len(set(abacus.made))  # each distinct block once, and nothing that does nothing
+    assert Block("ID", 8, 8, 1, 4) not in abacus.made
     for row, layer in zip((*table.layers, *table.fixed), (*space.layers, *fixed_layers(space)), strict=True):
         for op, entry in row.ops.items():
-            expected = 0 if layer.is_nothing(op) else engine.ms[Block.of(layer, op)]
+            expected = 0 if layer.is_nothing(op) else abacus.ms[Block.of(layer, op)]
             assert entry.ms == pytest.approx(expected)
     assert table.constant_ms == pytest.approx(0.13)
     assert table.fit.networks == 8
@@ -438,6 +442,55 @@ def test_one_more_copy_is_what_a_block_costs(monkeypatch):
     assert table.layers[0].ops["MB2_K3"].spread > 0  # the disturbances
     assert {what for what, _, _ in told} == {"building blocks", "timing blocks", "whole networks"}
     assert all(done <= total for _, done, total in told)
+
+
+class Beads(LatencyBackend):
+    """The same as a plugin has it."""
+
+    devices = ("cpu", "npu")
+
+    def __init__(self, device, threads):
+        super().__init__(device, threads)
+        self.backend, self.device = "beads 1.0", f"abacus ({device})"
+        self.abacus = Abacus(small_space())
+
+    def parts(self, layer, ops, activation):
+        return self.abacus.parts(layer, ops, activation)
+
+    def runner(self, parts, layer, side_by_side=False):
+        return self.abacus.runner(parts, layer, side_by_side)
+
+
+def test_a_backend_of_a_plugin(run_cli, tmp_path):
+    (tmp_path / "small.yaml").write_text(small_space().to_yaml())
+    out = tmp_path / "table.json"
+    command = ["latency", "measure", "--space", tmp_path / "small.yaml", "--out", out, "--repeats", 5, "--json"]
+    with registered(LATENCY_BACKENDS, beads=Beads):
+        table = measure_latency(small_space(), "beads", device="npu", threads=3, repeats=30)
+        assert (table.backend, table.device, table.threads) == ("beads 1.0", "abacus (npu)", 3)
+        assert table.constant_ms == pytest.approx(0.13)
+        assert run_cli(*command, "--backend", "beads")[0] == 0
+        assert load_latency_table(out).backend == "beads 1.0"
+        with pytest.raises(GreedyNASError, match="beads is timed on the CPU or npu; for a GPU use --backend torch"):
+            measure_latency(small_space(), "beads", device="cuda")
+        with pytest.raises(GreedyNASError, match=r"unknown device 'tpu'.*known: cpu, cuda, npu"):
+            measure_latency(small_space(), "beads", device="tpu")
+        with pytest.raises(GreedyNASError, match=r"latency backend 'bead'.*known: onnxruntime, torch, beads"):
+            measure_latency(small_space(), "bead")
+    code, _, err = run_cli(*command, "--backend", "beads")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown latency backend 'beads'; known: onnxruntime, torch (those of a plugin need --plugin MODULE)" in err
+
+
+def test_a_backend_without_its_package():
+    class Far(Beads):
+        packages = {"no_such_runtime": "no-such-runtime>=2"}  # noqa: RUF012
+
+    message = (
+        "^the latency backend 'far' needs no_such_runtime, which is not installed: pip install no-such-runtime>=2$"
+    )
+    with registered(LATENCY_BACKENDS, far=Far), pytest.raises(GreedyNASError, match=message):
+        measure_latency(small_space(), "far")
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
@@ -461,16 +514,14 @@ def test_joined_onnx_graphs_compute_the_same(side_by_side):
     space = small_space(ops=("ID", "MB2_K3_SE"), activation="hard_swish")
     layer = space.layers[2]  # changes the shape
     first, second = (space.layers[2], space.layers[2]) if side_by_side else (space.layers[2], space.layers[3])
-    engine = latency_measurement.OnnxEngine(1)
+    backend = OnnxRuntimeBackend("cpu", 1)
     ops = ["ID", "MB2_K3_SE"] if side_by_side else ["MB2_K3_SE", "MB2_K3_SE"]
-    parts = [engine.parts(layer, [op], space.activation)[0] for layer, op in zip((first, second), ops, strict=True)]
-    model = latency_measurement.join_onnx(parts, side_by_side)
-    image = latency_measurement._image(layer)
+    parts = [backend.parts(layer, [op], space.activation)[0] for layer, op in zip((first, second), ops, strict=True)]
+    model = join_onnx(parts, side_by_side)
+    image = make_image(layer)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"input": image.numpy()})
-    blocks = [
-        latency_measurement._block(layer, op, space.activation) for layer, op in zip((first, second), ops, strict=True)
-    ]
+    blocks = [make_block_of(layer, op, space.activation) for layer, op in zip((first, second), ops, strict=True)]
     with torch.no_grad():
         expected = blocks[0](image) + blocks[1](image) if side_by_side else nn.Sequential(*blocks)(image)
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-4, atol=1e-5)
@@ -480,8 +531,8 @@ def test_copies_stay_copies(tmp_path):
     """ONNX Runtime must not see that blocks side by side compute the same, or they would seem to cost nothing."""
     space = small_space()
     layer = space.layers[2]
-    model = latency_measurement.join_onnx(
-        latency_measurement.OnnxEngine(1).parts(layer, ["MB2_K3"], "relu") * latency_measurement.COPIES,
+    model = join_onnx(
+        OnnxRuntimeBackend("cpu", 1).parts(layer, ["MB2_K3"], "relu") * latency_measurement.COPIES,
         side_by_side=True,
     )
     options = onnxruntime.SessionOptions()
@@ -495,7 +546,7 @@ def test_copies_stay_copies(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "tensorrt"}, "unknown backend 'tensorrt'"),
+        ({"backend": "tensorrt"}, "unknown latency backend 'tensorrt'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"device": "cuda"}, "onnxruntime is timed on the CPU"),
         ({"threads": 0}, "threads must be from 1"),
@@ -588,7 +639,7 @@ def test_help_shows_an_example(run_cli, verb):
         (["latency", "measure", "--space", "macroo", "--out", "t.json"], "unknown space 'macroo'"),
         (["latency", "measure", "--space", "macro", "--out", "no/such/t.json"], "cannot write no/such/t.json"),
         (["latency", "measure", "--space", "macro", "--out", "."], "cannot write"),
-        (["latency", "measure", "--space", "macro", "--out", "t.json", "--backend", "tvm"], "unknown backend"),
+        (["latency", "measure", "--space", "macro", "--out", "t.json", "--backend", "tvm"], "unknown latency backend"),
         (["latency", "measure", "--space", "macro", "--out", "t.json", "--threads", "0"], "--threads"),
         (["latency", "measure", "--space", "macro", "--out", "t.json", "--repeats", "0"], "--repeats"),
         (["latency", "measure", "--space", "macro", "--out", "t.json", "--image-size", "1"], "too small"),

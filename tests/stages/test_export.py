@@ -15,13 +15,18 @@ from greedynas import GreedyNASError, load_network, load_space
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
 from greedynas.deploy import onnx_files
+from greedynas.deploy.formats import onnx_format
+from greedynas.deploy.formats.onnx_format import OnnxFormat
 from greedynas.deploy.onnx_checks import open_session
 from greedynas.deploy.onnx_files import make_onnx, run_session
 from greedynas.runtime.files import write_json
 from greedynas.stages import export
 from greedynas.stages.export import export_stage, report_export
-from tests.helpers.exports import QUIET, make_run
+from greedynas.stages.export_files import finished_export
+from tests.helpers.exports import QUIET, exported, make_run
 from tests.helpers.model_files import SE, SHUFFLE, make_card, save_trained, trained_network
+
+__all__ = ["exported"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,6 +53,7 @@ def test_the_files_of_an_export(exported, photos):
     result = json.loads((home / "export.json").read_text())
     files = {entry["file"]: entry for entry in result["files"]}
     assert list(files) == ["model.onnx", "model.fp16.onnx", "model.int8.onnx", "model.safetensors"]
+    assert [entry["format"] for entry in files.values()] == ["onnx", "onnx", "onnx", "safetensors"]
     assert [entry["precision"] for entry in files.values()] == ["fp32", "fp16", "int8", "fp32"]
     assert [entry["latency_ms"] is None for entry in files.values()] == [False, False, False, True]
     assert all(entry["latency_ms"] > 0 for name, entry in files.items() if name != "model.safetensors")
@@ -194,7 +200,7 @@ def with_classifier(file, scale):
 
 def test_a_file_that_differs_from_pytorch_is_not_written(run, monkeypatch):
     other = with_classifier(run / "model.onnx", 1.01)
-    monkeypatch.setattr(export, "make_onnx", lambda *_: other)
+    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: other)
     (run / "models" / "best" / "export.json").unlink()
     with pytest.raises(GreedyNASError, match=r"differs from PyTorch by 0\.0\d+ .*is not written"):
         export_stage(run, QUIET)
@@ -236,7 +242,7 @@ def test_an_interrupted_export_ends_with_the_same_files(run, monkeypatch):
     (home / "export.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(export, "accuracies", stop)
-        patch.setattr(export, "make_onnx", lambda *_: onnx.load_from_string(whole["model.onnx"]))
+        patch.setattr(onnx_format, "make_onnx", lambda *_: onnx.load_from_string(whole["model.onnx"]))
         with pytest.raises(KeyboardInterrupt):
             export_stage(run, QUIET)
     assert not (home / "export.json").exists()
@@ -281,8 +287,8 @@ def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
         raise RuntimeError("no instruction\nfor this")
 
     model = onnx.load(run / "model.onnx")
-    monkeypatch.setattr(export, "make_onnx", lambda *_: model)
-    monkeypatch.setattr(export, "to_int8", watch)
+    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: model)
+    monkeypatch.setattr(onnx_format, "to_int8", watch)
     (run / "models" / "best" / "export.json").unlink()
     result = export_stage(run, QUIET, data=data)
     training = {image.numpy().tobytes() for image in data.train.eval_batch()[0].contiguous()}
@@ -293,27 +299,29 @@ def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
     assert not (run / "models" / "best" / "model.int8.onnx").exists()
     assert "model.int8.onnx is left out" in (run / "log.txt").read_text()
     # It is tried again where it may work: on another machine, in another version.
-    assert export._finished(run / "models" / "best", result["weights"]) == result
+    assert finished_export(run / "models" / "best", result["weights"]) == result
     write_json(run / "models" / "best" / "export.json", {**result, "machine": "another"})
-    assert export._finished(run / "models" / "best", result["weights"]) is None
+    assert finished_export(run / "models" / "best", result["weights"]) is None
     console = Console(file=io.StringIO(), width=140)
     report_export(result, run, console)
     assert "left out: model.int8.onnx (no instruction for this)" in console.file.getvalue()
 
 
-def test_results_that_are_not_finite_are_left_out(exported, data, monkeypatch):
+def test_results_that_are_not_finite_are_left_out(exported, data, monkeypatch, tmp_path):
     model, broken = onnx.load(exported / "model.onnx"), with_classifier(exported / "model.onnx", np.inf)
-    monkeypatch.setattr(export, "to_fp16", lambda *_: broken)
-    made, skipped = export.convert(model, make_card(), data.train)
-    assert list(made) == ["int8"]
-    assert skipped == {"fp16": "its results are not finite"}
+    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: model)
+    monkeypatch.setattr(onnx_format, "to_fp16", lambda *_: broken)
+    made, skipped = export.convert(tmp_path, OnnxFormat(), load_network(exported)[0], make_card(), data.train)
+    assert [one.precision for one in made] == ["fp32", "int8"]
+    assert skipped == {"model.fp16.onnx": "its results are not finite"}
+    assert not (tmp_path / "model.fp16.onnx").exists()
 
 
-def test_the_root_logger_is_left_alone(exported, data, monkeypatch, capsys):
+def test_the_root_logger_is_left_alone(exported, data, monkeypatch, capsys, tmp_path):
     """A handler there would repeat all that greedynas logs on the terminal."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
-    _, skipped = export.convert(onnx.load(exported / "model.onnx"), make_card(), data.train)
+    _, skipped = export.convert(tmp_path, OnnxFormat(), load_network(exported)[0], make_card(), data.train)
     assert (root.handlers, skipped) == ([], {})
     assert capsys.readouterr() == ("", "")
 

@@ -8,8 +8,11 @@ from timm.optim import RMSpropTF
 from torch import nn
 
 from greedynas import GreedyNASError
-from greedynas.settings.schema import RetrainSettings
-from greedynas.stages.recipes import make_optimizer, make_recipe, make_schedule
+from greedynas.settings.loading import changed_section, load_preset
+from greedynas.settings.recipes import RECIPES, Recipe
+from greedynas.settings.schema import Config, RetrainSettings
+from greedynas.stages.recipes import cosine_schedule, make_optimizer, make_recipe, make_schedule, sgd_optimizer
+from tests.helpers.plugins import registered
 
 STEPS = 100  # an epoch
 
@@ -117,3 +120,61 @@ def test_settings_of_the_other_recipe_are_refused():
         recipe_of("sgd", decay_epochs=3)
     with pytest.raises(GreedyNASError, match=r"'rand-m9-foo' is not in timm's notation, such as rand-m9-mstd0\.5"):
         recipe_of("sgd", randaugment="rand-m9-foo")
+
+
+# Those of plugins
+
+
+def adamw(net, recipe):
+    return torch.optim.AdamW(net.parameters(), recipe.lr, eps=recipe.eps, weight_decay=recipe.weight_decay)
+
+
+ADAMW = Recipe({"epochs": 20, "batch_size": 64, "lr": 1e-3, "weight_decay": 0.05, "eps": 1e-8}, adamw, cosine_schedule)
+
+
+def test_a_recipe_of_a_plugin_has_its_own_numbers():
+    with registered(RECIPES, adamw=ADAMW):
+        recipe = recipe_of("adamw", batch_size=128, weight_decay=0.1, dropout=0.3)
+        assert (recipe.name, recipe.epochs, recipe.lr, recipe.eps) == ("adamw", 20, 2e-3, 1e-8)
+        assert (recipe.weight_decay, recipe.dropout) == (0.1, 0.3)
+        assert (recipe.label_smoothing, recipe.ema) == (0, 0)  # off, where it says nothing
+        assert (recipe.momentum, recipe.warmup_epochs, recipe.decay_rate) == (None, None, None)
+        assert type(make_optimizer(network(), recipe)) is torch.optim.AdamW
+        assert learning_rates(recipe, [0, 10]) == pytest.approx([2e-3, 1e-3])
+        assert recipe.shortened(5).epochs == 5
+        assert Config(name="tiny", space="macro", retrain={"recipe": "adamw"}).retrain.recipe == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("key", "owners"),
+    [("momentum", "sgd and rmsprop"), ("warmup_epochs", "sgd and rmsprop"), ("decay_rate", "rmsprop")],
+)
+def test_numbers_that_a_recipe_does_not_have_are_refused(key, owners):
+    with registered(RECIPES, adamw=ADAMW):
+        with pytest.raises(GreedyNASError) as error:
+            recipe_of("adamw", **{key: 0.5})
+        assert str(error.value) == f"retrain.{key} is a setting of {owners}; the recipe is adamw"
+
+
+def test_parts_of_the_recipes_can_be_used_again():
+    bare = Recipe({"epochs": 10, "batch_size": 32, "lr": 0.1}, sgd_optimizer, cosine_schedule)
+    with registered(RECIPES, bare=bare):
+        group = make_optimizer(network(), recipe_of("bare")).param_groups[0]
+    assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0, 0, False)
+
+
+def test_unknown_recipes_are_refused_with_a_list():
+    told = "unknown recipe 'adam'(?: .did you mean 'adamw'..)?; known: sgd, rmsprop{}"
+    with pytest.raises(GreedyNASError, match=told.format(r" \(those of a plugin need --plugin MODULE\)$")):
+        load_preset("fashion", {"retrain.recipe": "adam"})
+    with registered(RECIPES, adamw=ADAMW), pytest.raises(GreedyNASError, match="^" + told.format(", adamw")):
+        changed_section(load_preset("fashion"), "retrain", {"recipe": "adam"})
+
+
+def test_recipes_without_what_they_need():
+    with pytest.raises(GreedyNASError, match="a recipe needs a default for batch_size, lr"):
+        Recipe({"epochs": 1}, adamw, cosine_schedule)
+    with pytest.raises(GreedyNASError, match="unknown number of a recipe 'learning_rate'"):
+        Recipe({"epochs": 1, "batch_size": 2, "learning_rate": 1}, adamw, cosine_schedule)
+    with pytest.raises(GreedyNASError, match="already a recipe named 'sgd'"):
+        RECIPES.register("sgd", ADAMW)

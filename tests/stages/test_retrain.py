@@ -28,19 +28,22 @@ from greedynas.models.supernet import Supernet
 from greedynas.rundir.checkpoints import load_weights
 from greedynas.rundir.schemas import unpack_bits
 from greedynas.runtime.rng import torch_stream
+from greedynas.settings.recipes import RECIPES, Recipe
 from greedynas.settings.schema import Config, RetrainSettings
 from greedynas.spaces.paths import canonical
 from greedynas.stages import network_training
 from greedynas.stages import retrain as retraining
 from greedynas.stages.network_choice import choose_target
 from greedynas.stages.network_training import retrain
-from greedynas.stages.recipes import make_optimizer, make_recipe, make_schedule
+from greedynas.stages.recipes import cosine_schedule, make_optimizer, make_recipe, make_schedule
 from greedynas.stages.retrain import report_retraining, retrain_stage
 from greedynas.stages.run import Run, read_run_config
 from greedynas.stages.search import make_requests, search_stage
 from greedynas.stages.train import train_stage
-from tests.helpers.killing import ENVIRONMENT, ROOT
+from tests.helpers.killing import ENVIRONMENT
 from tests.helpers.latency import made_up
+from tests.helpers.paths import ROOT
+from tests.helpers.plugins import registered
 from tests.helpers.retraining import DATA, new_network
 from tests.helpers.training import SETTINGS, same_tensors, snapshot, tiny_space
 
@@ -170,6 +173,79 @@ def test_interrupted_and_resumed_equals_uninterrupted(data, tmp_path, monkeypatc
     again, _ = trained(data, tmp_path / "broken", checkpoint_steps=3, **changes)  # nothing is left to do
     assert same_tensors(found.state_dict(), again.state_dict())
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+# Recipes of plugins
+
+
+def adamw(network, recipe):
+    return torch.optim.AdamW(network.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
+
+
+class Counting(torch.optim.SGD):
+    """Remembers numbers that are no tensors: how many steps a parameter had, and half of that."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                memory = self.state[parameter]
+                memory["count"] = memory.get("count", 0) + 1
+                memory["half"] = memory.get("half", 0.0) + 0.5
+                assert isinstance(memory["count"], int)
+                group["momentum"] = 0.5 + 0.4 / (memory["count"] + memory["half"])
+        return super().step(closure)
+
+
+class Halving:
+    """A schedule as short as it can be."""
+
+    def __init__(self, optimizer, recipe, steps_per_epoch):
+        self.groups, self.lr, self.steps = optimizer.param_groups, recipe.lr, steps_per_epoch
+
+    def step_update(self, num_updates):
+        for group in self.groups:
+            group["lr"] = self.lr / 2 ** (num_updates // self.steps)
+
+
+NUMBERS = {"epochs": 2, "batch_size": 10, "lr": 1e-3, "weight_decay": 0.01}
+
+
+def counting(network, recipe):
+    return Counting(network.parameters(), recipe.lr, momentum=0.9)
+
+
+PLUGIN = {
+    "adamw": Recipe(NUMBERS, adamw, cosine_schedule),
+    "counting": Recipe(NUMBERS, counting, Halving, extensible=True),
+}
+
+
+@pytest.mark.parametrize("recipe", PLUGIN)
+def test_a_recipe_of_a_plugin_is_resumed_exactly(data, tmp_path, monkeypatch, recipe):
+    changes = {"recipe": recipe, "lr": 1e-2, "ema": 0.9}
+    with registered(RECIPES, **PLUGIN):
+        whole, _ = trained(data, tmp_path / "whole", **changes)
+        for at in (2, 5, 7):
+            interrupted(data, tmp_path / "broken", at, monkeypatch, checkpoint_steps=3, **changes)
+        found, state = trained(data, tmp_path / "broken", checkpoint_steps=3, **changes)
+    assert state.step == 15
+    assert same_tensors(whole.state_dict(), found.state_dict())
+    assert without_wall_clock(rows_of(tmp_path / "whole")) == without_wall_clock(rows_of(tmp_path / "broken"))
+
+
+def test_memory_that_no_checkpoint_can_hold_is_refused(data, tmp_path):
+    class Wordy(Counting):
+        def step(self, closure=None):
+            super().step(closure)
+            for memory in self.state.values():
+                memory["notes"] = ["it went well"]
+
+    wordy = Recipe(NUMBERS, lambda network, recipe: Wordy(network.parameters(), recipe.lr), Halving)
+    with (
+        registered(RECIPES, wordy=wordy),
+        pytest.raises(GreedyNASError, match="Wordy remembers 'notes', a list, which a checkpoint cannot hold"),
+    ):
+        trained(data, tmp_path, recipe="wordy")
 
 
 def test_seeds_and_dropout(data):
@@ -579,6 +655,23 @@ def test_a_finished_short_training_is_not_repeated(run, searched, tmp_path, monk
     assert {**result, "seconds": 0} == {**expected, "seconds": 0}
     assert len(steps) == 1 + 3 * 8 + 10  # one was begun twice
     assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def test_a_recipe_of_a_plugin_in_a_run(run):
+    settings = {"recipe": "counting", "epochs": None, "lr": None, "batch_size": None, "warmup_epochs": None}
+    with registered(RECIPES, **PLUGIN):
+        result = stage(run, settings)
+        assert (result["recipe"], result["epochs"]) == ("counting", 2)
+        request = read(run / "models" / "macs-60K" / "retrain.json")["recipe"]
+        assert (request["name"], request["lr"], request["momentum"]) == ("counting", 1e-3, None)
+        lrs = [row["lr"] for row in rows_of(run / "models" / "macs-60K") if row["kind"] == "epoch"]
+        assert lrs == [1e-3, 5e-4]
+        assert stage(run, {**settings, "epochs": 3})["epochs"] == 3  # it says that it can be extended
+        refused(run, "retrain.momentum is a setting of sgd and rmsprop; the recipe is counting", {**settings, "momentum": 0.5})  # fmt: skip
+        stage(run, {**settings, "recipe": "adamw"}, name="adamw")
+        refused(run, r"recipe\.epochs is 2 there, 3 here", {**settings, "recipe": "adamw", "epochs": 3}, name="adamw")
+    with pytest.raises(GreedyNASError, match="unknown recipe 'counting'"):
+        retraining.make_recipe(RetrainSettings.model_construct(**settings))
 
 
 def test_distillation_in_a_run(run):
