@@ -1,5 +1,6 @@
 """A place with images and a finished run, where the code of README, docs and docstrings is executed at a small size."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,7 @@ SMALL = {
 def smaller(function):
     """Return a stage of the public API that trains less, and prints nothing."""
 
+    @functools.wraps(function)
     def call(settings, out, **arguments):
         if not isinstance(settings, greedynas.Config):
             given = dict(arguments.pop("changes", None) or {})

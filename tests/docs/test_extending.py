@@ -6,7 +6,18 @@ from importlib import import_module
 from tests.helpers.doc_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "extending.md"
-POINTS = ("op", "sampler", "searcher", "evaluator", "dataset", "callback", "format", "latency_backend", "recipe", "batchnorm_mode")
+POINTS = (
+    "op",
+    "sampler",
+    "searcher",
+    "evaluator",
+    "dataset",
+    "callback",
+    "format",
+    "latency_backend",
+    "recipe",
+    "batchnorm_mode",
+)
 
 
 def test_every_extension_point_has_a_short_example():

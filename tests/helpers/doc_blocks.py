@@ -9,7 +9,10 @@ from greedynas.api import plugins
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"(?:^<!-- (?P<mark>run|skip): (?P<what>[^>]*?) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>run|skip): (?P<what>[^>]*?) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$",
+    re.M | re.S,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,14 @@ def blocks(page, *languages):
     """Return the blocks of a page in some languages, in their order."""
     text = page.read_text()
     found = [
-        Block(page, text[: match.start("code")].count("\n") + 1, match["language"], match["code"], match["mark"], match["what"] or "")
+        Block(
+            page,
+            text[: match.start("code")].count("\n") + 1,
+            match["language"],
+            match["code"],
+            match["mark"],
+            match["what"] or "",
+        )
         for match in _BLOCK.finditer(text)
     ]
     return [block for block in found if block.language in languages]
