@@ -1,6 +1,6 @@
 """Write the pages of docs/reference: the Python API, the command line and the settings, from the code itself.
 
-    python tools/reference_pages.py          # after a change of public names, options or settings; a test compares them
+python tools/reference_pages.py          # after a change of public names, options or settings; a test compares them
 """
 
 import inspect
@@ -19,7 +19,18 @@ GROUPS = {
     "Settings": ["load_config", "Config", "TrainSettings", "SearchSettings", "RetrainSettings", "DataSettings"],
     "Data": ["open_data", "Data"],
     "Spaces and paths": [
-        *("load_space", "space_names", "Space", "Stage", "Fixed", "Budget", "parse_path", "op_names", "compact", "canonical"),
+        *(
+            "load_space",
+            "space_names",
+            "Space",
+            "Stage",
+            "Fixed",
+            "Budget",
+            "parse_path",
+            "op_names",
+            "compact",
+            "canonical",
+        ),
         *("known_networks", "KnownNetwork"),
     ],
     "Supernets and networks": ["Supernet", "build_network", "Network", "register_timm_models"],
@@ -35,7 +46,12 @@ def api_page() -> str:
     """Return the page of all public names, in groups; what is in no group is an extension point."""
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "Extension points": [name for name in greedynas.__all__ if name not in grouped]}
-    lines = ["# Python API", "", "Everything on this page is public: `import greedynas` and use it as `greedynas.NAME`.", ""]
+    lines = [
+        "# Python API",
+        "",
+        "Everything on this page is public: `import greedynas` and use it as `greedynas.NAME`.",
+        "",
+    ]
     for title, names in groups.items():
         lines += [f"## {title}", ""]
         for name in names:
@@ -51,7 +67,14 @@ def command_page() -> str:
     for words, command in _commands(root):
         lines += [f"## greedynas {' '.join(words)}", "", _prose(command.help or ""), ""]
         examples = re.findall(r"^Example: (.*)$", command.epilog or "", re.M)
-        lines += ["```console", *(f"$ {example}" for example in examples), "```", "", "| option | what it does |", "|---|---|"]
+        lines += [
+            "```console",
+            *(f"$ {example}" for example in examples),
+            "```",
+            "",
+            "| option | what it does |",
+            "|---|---|",
+        ]
         for param in command.params:
             if param.name == "help":
                 continue
@@ -66,7 +89,7 @@ def settings_page() -> str:
     """Return the page of all settings with their defaults and comments."""
     lines = [
         *("# Settings", ""),
-        "A preset or a YAML file has these sections. `--set key=value` changes a setting on the command line, `changes={\"key\": value}` in Python; a",
+        'A preset or a YAML file has these sections. `--set key=value` changes a setting on the command line, `changes={"key": value}` in Python; a',
         "key is written with its section, such as `train.lr`. `greedynas train PRESET --plan` prints all of them with the values of a preset.",
         "",
     ]
@@ -84,7 +107,9 @@ def settings_page() -> str:
             if section == "" and name in sections:
                 continue
             default = "" if field.is_required() or not _plain(field.default) else f"`{_told(field.default)}`"
-            lines.append(f"| `{section + '.' if section else ''}{name}` | {default} | {_cell(comments.get(name, ''))} |")
+            lines.append(
+                f"| `{section + '.' if section else ''}{name}` | {default} | {_cell(comments.get(name, ''))} |"
+            )
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -98,7 +123,9 @@ def _commands(command, words=()):
 
 
 def _prose(text: str) -> str:
-    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(text).replace("\b", "")))
+    return "\n\n".join(
+        " ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(text).replace("\b", ""))
+    )
 
 
 def _cell(text: str) -> str:
@@ -131,7 +158,11 @@ def _comments(model) -> dict[str, str]:
 
 def pages() -> dict[Path, str]:
     """Return the text of each page by its file."""
-    return {FOLDER / "api.md": api_page(), FOLDER / "command-line.md": command_page(), FOLDER / "settings.md": settings_page()}
+    return {
+        FOLDER / "api.md": api_page(),
+        FOLDER / "command-line.md": command_page(),
+        FOLDER / "settings.md": settings_page(),
+    }
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class LatencyTable(_Data):
 
     @property
     def entries(self) -> tuple[dict[str, Entry | None], ...]:
-        """entries[layer][op name]."""
+        """The entries by layer and name of the op: `entries[layer][op_name]`."""
         return tuple(row.ops for row in self.layers)
 
     @cached_property

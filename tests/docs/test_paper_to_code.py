@@ -26,7 +26,15 @@ def test_functions_are_in_the_files_beside_them():
 
 
 def test_every_item_of_the_paper_is_there():
-    for item in [*(f"Algorithm {i}" for i in (1, 2, 3)), *(f"Table {i}" for i in range(1, 8)), *(f"Figure {i}" for i in range(1, 7))]:
+    for item in [
+        *(f"Algorithm {i}" for i in (1, 2, 3)),
+        *(f"Table {i}" for i in range(1, 8)),
+        *(f"Figure {i}" for i in range(1, 7)),
+    ]:
         assert re.search(rf"^\| {item}\b", TEXT, re.M), item
-    numbers = [int(number) for row in re.findall(r"^\| ((?:\(\d+\)(?:, | and |))+)", TEXT, re.M) for number in re.findall(r"\d+", row)]
+    numbers = [
+        int(number)
+        for row in re.findall(r"^\| ((?:\(\d+\)(?:, | and |))+)", TEXT, re.M)
+        for number in re.findall(r"\d+", row)
+    ]
     assert sorted(numbers) == list(range(1, 11))

@@ -53,11 +53,11 @@ def blocks(page, *languages):
 
 
 def commands(page):
-    """Return the commands that console blocks of a page show, each as one line without its comment."""
+    """Return the commands that console blocks of a page show, each as one line."""
     found = []
     for block in blocks(page, "console"):
         joined = block.code.replace("\\\n", " ")
-        found += [line[2:].split("  #")[0].strip() for line in joined.splitlines() if line.startswith("$ ")]
+        found += [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
     return found
 
 
