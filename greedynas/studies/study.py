@@ -290,6 +290,9 @@ def modernised(config: dict[str, Any]) -> dict[str, Any]:
         if train.get(name, value) == value:
             train.pop(name, None)
     rest = {key: value for key, value in config.items() if key != "samplers"}
+    own = dict(dict(config.get("samplers", {})).get(train.get("sampler"), {}))  # `train` has its values already
+    if "max_epochs" in own:
+        rest["study_epochs"] = own["max_epochs"]
     return {**rest, "train": train, "search": search, "experimental": experimental}
 
 
