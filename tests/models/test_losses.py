@@ -248,9 +248,9 @@ def test_the_report_says_that_accuracies_are_averaged_over_classes(tmp_path):
 def test_equal_balanced_accuracies_are_equal_to_the_last_digit(uneven):
     """A net that always gives the same answer is right for one class in three, however many images that class has."""
     net, accuracies = new_net(), []
-    settings = {"calibration": None, "precision": "fp32", "balanced": True}
+    settings = SearchSettings(bn="running", bn_images=100)
     for answer in range(3):
         torch.nn.init.zeros_(net.classifier.weight)
         net.classifier.bias.data = torch.eye(net.space.num_classes)[answer]
-        accuracies += evaluate_snapshots(net, [], PATHS, uneven.val, "running", 100, **settings).accuracies.tolist()
+        accuracies += evaluate_on_validation(net, PATHS, uneven, settings).accuracies.tolist()
     assert accuracies == [round(1 / 3, 12)] * 9
