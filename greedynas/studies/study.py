@@ -35,6 +35,7 @@ from rich.console import Console
 from greedynas.reporting.cells import Table, rich_table
 from greedynas.rundir.locks import Lock
 from greedynas.rundir.run_directory import differences, versions
+from greedynas.rundir.schemas import VERSIONS
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_arrays, read_json, write_atomically, write_json
 from greedynas.runtime.parallel import ranks
@@ -46,7 +47,7 @@ from greedynas.settings.loading import validated
 if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["study"]
 QUICK_NOTE = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
