@@ -445,9 +445,9 @@ def centre(pixels: Tensor, size: int) -> Tensor:
     return pixels[:, margin : margin + size, margin : margin + size]
 
 
-def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Return pixels from 0 to 255 (n, h, w, channels) as normalised float32 (n, channels, h, w), channels_last."""
-    scale, shift = _scale_and_shift(tuple(mean), tuple(std), pixels.device)
+    scale, shift = _scale_and_shift(mean, std, pixels.device)
     return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)
 
 
@@ -464,7 +464,7 @@ def denormalised(images: Tensor) -> Tensor:
 
 
 @cache
-def _scale_and_shift(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return normalisation as one multiplication and one addition on pixels from 0 to 255."""
     means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
     return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)
