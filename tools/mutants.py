@@ -5,7 +5,7 @@
     python tools/mutants.py --jobs 2                               everything, in a night
     python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
-    python tools/mutants.py --report --results benchmarks/mutants.jsonl.gz
+    python tools/mutants.py --report --results benchmarks/records/mutants-cpu2-2026-11-18.jsonl.gz
 
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
