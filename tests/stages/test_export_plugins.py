@@ -16,11 +16,9 @@ from greedynas.deploy.prediction import open_model, predict
 from greedynas.runtime.files import read_json, write_json
 from greedynas.stages import export
 from greedynas.stages.export import export_stage, report_export
-from tests.helpers.exports import QUIET, exported, make_run
+from tests.helpers.exports import QUIET, make_run
 from tests.helpers.model_files import SE, make_card, save_trained
 from tests.helpers.plugins import Toy, registered
-
-__all__ = ["exported"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
