@@ -3,16 +3,18 @@
     python tools/mutants.py --module pool                          every mutant of one module, in minutes
     python tools/mutants.py --module evaluation --sample 60        60 of them, the same ones every time
     python tools/mutants.py --jobs 2                               everything, in a night
-    python tools/mutants.py --module pool --again                  those that survived, after a new test
+    python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
+    python tools/mutants.py --report --results benchmarks/records/mutants-cpu2-2026-11-18.jsonl.gz
 
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
 Survivors that are known, each with the reason why no test should notice them, are in surviving_mutants.yaml; the exit code is
-1 if there are others.
+1 if there are others. docs/mutants.md has the counts and the reasons.
 """
 
 import argparse
+import gzip
 import importlib
 import json
 import os
@@ -34,7 +36,16 @@ from mutations import Mutant, mutants
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).with_name("surviving_mutants.yaml")
 LIBRARIES = ("numpy", "onnx", "pymoo.core.population", "pytest", "scipy.stats", "timm", "torch", "torchvision")
-COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
+COPIED = ("greedynas", "tests", "docs", "tools", "README.md", "pyproject.toml")
+
+DATA_TESTS = [
+    "tests/data/test_datasets.py",
+    "tests/data/test_specs.py",
+    "tests/data/test_loader.py",
+    "tests/data/test_unreadable.py",
+    "tests/data/test_manifest.py",
+    "tests/data/test_copies.py",
+]
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
 MODULES: dict[str, tuple[str, list[str]]] = {
@@ -89,11 +100,11 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "datasets": (
         "greedynas/data/datasets.py",
-        ["tests/data/test_datasets.py", "tests/data/test_copies.py", "tests/data/test_unreadable.py"],
+        DATA_TESTS,
     ),
     "splits": (
         "greedynas/data/splits.py",
-        ["tests/data/test_datasets.py", "tests/data/test_copies.py", "tests/data/test_unreadable.py"],
+        DATA_TESTS,
     ),
     "network_training": (
         "greedynas/stages/network_training.py",
@@ -140,7 +151,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--minutes", type=float, default=None, help="begin no mutant after so many minutes")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--again", action="store_true", help="test those that survived once more")
+    parser.add_argument("--again", action="store_true", help="test those that survived without a reason once more")
     parser.add_argument("--results", type=Path, default=ROOT / "mutants.jsonl")
     parser.add_argument("--report", action="store_true", help="print tables of the results and leave")
     return parser.parse_args()
@@ -168,7 +179,9 @@ def run_module(name: str, options: argparse.Namespace) -> int:
     if options.sample is not None and options.sample < len(chosen):
         chosen = random.Random(options.seed).sample(chosen, options.sample)
     done = {result.id: result for result in read_results(options.results) if result.module == name}
-    missing = [m for m in chosen if m.id not in done or (options.again and done[m.id].outcome == "survived")]
+    reasons = known_survivors()
+    again = {r.id for r in done.values() if options.again and r.outcome == "survived" and reason(r, reasons) is None}
+    missing = [mutant for mutant in chosen if mutant.id not in done or mutant.id in again]
     print(f"{name}: {len(everything)} mutants, {len(chosen)} chosen, {len(missing)} to test", flush=True)
     if missing:
         _load_libraries()
@@ -182,7 +195,6 @@ def run_module(name: str, options: argparse.Namespace) -> int:
                     lines.write(json.dumps(asdict(result)) + "\n")
     results = [done[mutant.id] for mutant in chosen if mutant.id in done]
     counts = Counter(result.outcome for result in results)
-    reasons = known_survivors()
     surprises = [result for result in results if result.outcome == "survived" and reason(result, reasons) is None]
     print(f"{name}: {dict(counts)}, of the survivors {len(surprises)} without a reason")
     for result in surprises:
@@ -356,7 +368,8 @@ class Note:
 def read_results(file: Path) -> list[Result]:
     """The newest result of each mutant, in the order of the file."""
     found: dict[tuple[str, str], Result] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
+    data = file.read_bytes() if file.exists() else b""
+    for line in (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines():
         result = Result(**json.loads(line))
         found[result.module, result.id] = result
     return list(found.values())
@@ -376,9 +389,9 @@ def reason(result: Result, known: Sequence[dict[str, str]]) -> str | None:
 
 
 def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
-    """Counts by module, and the survivors with their reasons."""
+    """Counts by module, then the survivors of each, put together by the reason why no test notices them."""
     lines = ["| module | mutants | tested | killed | too slow | survived |", "|---|--:|--:|--:|--:|--:|"]
-    rest = ["| where | change | why no test notices it |", "|---|---|---|"]
+    rest = []
     for name, (file, _) in MODULES.items():
         if not (ROOT / file).exists():
             continue
@@ -388,15 +401,17 @@ def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
         counts = Counter(result.outcome for result in own)
         columns = (len(everything), len(own), counts["killed"], counts["timeout"], counts["survived"])
         lines.append(f"| `{name}` | {' | '.join(map(str, columns))} |")
-        for result in own:
+        reasons: dict[str, list[str]] = {}
+        for result in sorted(own, key=lambda result: result.line):
             if result.outcome == "survived":
-                change = f"`{_cell(result.before)}` → `{_cell(result.after)}`"
-                rest.append(f"| `{name}.{result.function}` | {change} | {reason(result, known) or '?'} |")
-    return "\n".join([*lines, "", *rest])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+                where = f"`{result.function}`: " if result.function else ""
+                change = f"  - {where}`{result.before}` → `{result.after}`"
+                reasons.setdefault(reason(result, known) or "?", []).append(change)
+        if reasons:
+            rest += ["", f"### {name}", ""]
+        for why, changes in reasons.items():
+            rest += [f"- {why}", *changes]
+    return "\n".join([*lines, "", "## The mutants that survive", *rest])
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ def image_weights(targets: Tensor, class_weights: Tensor) -> Tensor:
     return class_weights[targets]
 
 
-def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+def balanced_weights(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a weight for each class with which all classes that are present count alike.
 
     Over the images with these labels the weights have a mean of 1, so a weighted mean is a plain mean over classes. A class
-    without images has the weight 0.
+    without images has the weight 0. Accuracies that are compared need float64: in float32, three images of a class of three
+    and seven of a class of seven do not count quite alike.
     """
     counts = torch.bincount(labels, minlength=num_classes).double()
-    return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0).float()
+    return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0).to(dtype)

@@ -58,7 +58,7 @@ def evaluate_paths(
     """
     if len(images) == 0:
         raise GreedyNASError("the evaluation set is empty")
-    class_weights = balanced_weights(labels, net.space.num_classes) if balanced else None
+    class_weights = balanced_weights(labels, net.space.num_classes, torch.float64) if balanced else None
     chunks = interleaved(len(images), bn_images)
     # The indices are made where the images are: copied there, they would wait for all that the GPU has to do.
     rows = (torch.arange(first, len(images), len(chunks), device=images.device) for first in range(len(chunks)))

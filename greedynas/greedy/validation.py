@@ -5,6 +5,7 @@ from copy import copy
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -143,7 +144,9 @@ def evaluate_on_validation(
 ) -> Evaluation:
     """Evaluate paths on all validation images, or on those of some rows, in interleaved chunks of `settings.bn_images`."""
     chosen = np.arange(len(data.val)) if images is None else images
-    class_weights = balanced_weights(data.val.labels[chosen], net.space.num_classes) if data.balanced else None
+    class_weights = (
+        balanced_weights(data.val.labels[chosen], net.space.num_classes, torch.float64) if data.balanced else None
+    )
     batches = (data.val.eval_batch(chosen[chunk]) for chunk in interleaved(len(chosen), settings.bn_images))
     return evaluate_batches(
         net, paths, batches, settings.bn, calibration=calibration, precision=precision, class_weights=class_weights

@@ -12,12 +12,12 @@ import torch
 from greedynas.deploy.formats import FORMATS
 from greedynas.deploy.formats.format import CARD, Classifier, Format, format_of, known_formats
 from greedynas.models.model_file import WEIGHTS
-from greedynas.rundir.schemas import Exported, read_record
+from greedynas.rundir.schemas import VERSIONS, Exported, read_record
 from greedynas.runtime.devices import cpu_name
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import TEMPORARY, read_json, write_atomically
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["export"]
 RECORD = "export.json"
 STAGING = f"export{TEMPORARY}"  # the folder in which files are made and checked
 FILE_NAME = re.compile(r"model\.[A-Za-z0-9_.\-]+")

@@ -4,16 +4,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedynas.data import loader
+from greedynas.data import datasets, loader
 from greedynas.data.class_weights import macro_accuracy
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
 from greedynas.data.sources import Files
-from greedynas.data.specs import FASHION
+from greedynas.data.specs import FASHION, read_splits
 from greedynas.data.splits import hold_out
 from greedynas.data.transforms import normalisation
 from greedynas.runtime.errors import GreedyNASError
-from tests.helpers.pictures import CPU, opened, paint, picture, pixels
+from greedynas.runtime.parallel import ranks
+from tests.helpers.pictures import CPU, opened, paint, picture, pixels, spoil
 
 # The embedded sample
 
@@ -230,3 +231,137 @@ def test_copies_are_found_in_what_is_held_out_and_in_arrays(tmp_path):
     for i in range(1, 10):
         (tmp_path / "a" / f"{i}.png").write_bytes((tmp_path / "a" / "0.png").read_bytes())
     assert any(note.startswith("2 of 4 test images are exact copies") for note in opened(tmp_path, 8, 3).notes)
+
+
+# Settings, sets of their own, broken files
+
+
+def test_the_usual_augmentation_is_that_of_cifar_and_settings_stay_as_they_are():
+    settings = DataSettings()
+    assert (settings.augment, settings.pad, settings.flip) == ("pad_crop", 4, True)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.pad = 3
+
+
+@pytest.mark.parametrize(("size", "stored"), [(28, 28), (64, 64), (65, 74), (224, 256)])
+def test_images_of_more_than_64_pixels_are_cropped_for_evaluation(size, stored):
+    assert datasets._view(DataSettings(), size, 3, 0).stored == stored
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "expected"),
+    [((15, 38, 47), 10, [1, 4, 5]), ((4, 4, 4, 28), 4, [1, 1, 1, 1]), ((2, 2, 46), 10, [1, 1, 8])],
+)
+def test_parts_are_in_proportion_by_largest_remainders(counts, size, expected):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    rows = hold_out(labels, [str(i) for i in range(len(counts))], {"val": size}, np.random.default_rng(0))
+    assert np.bincount(labels[rows["val"]]).tolist() == expected
+
+
+def test_a_class_whose_validation_images_are_all_broken_gets_one_of_the_training_images(tmp_path):
+    paint(tmp_path / "train", {"a": 12, "b": 12})
+    paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
+    before = opened(tmp_path, 8, 3, val_images=6)
+    source = before._pool.source
+    for row in before.val.rows[before.val.labels.numpy() == 1]:
+        spoil(source.path(row))
+    data = opened(tmp_path, 8, 3, val_images=6)
+    assert torch.bincount(before.val.labels).tolist() == [3, 3]
+    assert torch.bincount(data.val.labels).tolist() == [3, 1]
+    assert torch.bincount(data.train.labels).tolist() == [9, 8]
+    moved = set(data.val.rows) - set(before.val.rows)
+    assert moved == {min(row for row in before.train.rows if source.labels[row] == 1)}
+    assert not set(data.train.rows) & set(data.val.rows)
+
+
+def test_the_only_readable_image_of_a_class_stays_where_it_is(tmp_path):
+    paint(tmp_path / "train", {"a": 6, "b": 6})
+    paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
+    before = opened(tmp_path, 8, 3, val_images=2)
+    for row in before.train.rows[before.train.labels.numpy() == 1]:
+        spoil(before._pool.source.path(row))
+    with pytest.raises(GreedyNASError, match="no readable image of class 'b' is left in the training set"):
+        opened(tmp_path, 8, 3, val_images=2)
+
+
+def test_a_validation_set_of_its_own_may_lack_a_class_and_its_broken_files_are_remembered(tmp_path):
+    paint(tmp_path / "train", {"a": 6, "b": 6})
+    paint(tmp_path / "val", {"b": 4}, first=1)
+    paint(tmp_path / "test", {"a": 2, "b": 2}, first=2)
+    spoil(tmp_path / "val" / "b" / "1.png")
+    data = opened(tmp_path, 8, 3)
+    assert data.val.labels.tolist() == [1, 1, 1]
+    (skipped,) = data.manifest.skipped
+    assert skipped.endswith("b/1.png")
+
+
+def test_a_test_set_without_a_readable_image_is_refused(tmp_path):
+    paint(tmp_path / "train", {"a": 6, "b": 6})
+    for file in sorted(paint(tmp_path / "test", {"a": 2, "b": 2}, first=1).glob("*/*.png")):
+        spoil(file)
+    with pytest.raises(GreedyNASError, match="no readable images are left in the test set"):
+        opened(tmp_path, 8, 3, val_images=2).test()
+
+
+# Notes
+
+
+def test_every_note_is_told_once(tmp_path):
+    paint(tmp_path / "train", {"a": 9, "b": 9})
+    paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
+    spoil(tmp_path / "test" / "a" / "0.png")
+    settings = DataSettings(source=str(tmp_path), workers=0, val_images=4)
+    fresh, data = (opened(tmp_path, 8, 3, seed=seed, val_images=4) for seed in (7, 3))
+    assert data.split_anew(settings, 7).notes == fresh.notes
+    data.test()
+    assert len(set(data.notes)) == len(data.notes) > len(fresh.notes)
+
+
+def test_it_is_told_where_copies_were_not_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "find_copies", lambda *_: None)
+    data = opened(paint(tmp_path, {"a": 9, "b": 9}), 8, 3)
+    assert data.notes[-1].startswith("copies between train and test were not looked for")
+    data.test()
+    assert "copies" not in data.caveats() or data.caveats()["copies"] is None
+
+
+def test_a_test_set_that_cannot_be_opened_without_reading_it_is_read_at_the_end(tmp_path, monkeypatch):
+    paint(tmp_path / "train", {"a": 9, "b": 9, "c": 9})
+    paint(tmp_path / "test", {"c": 3}, first=1)
+    (tmp_path / "test" / "c" / "copy.png").write_bytes((tmp_path / "train" / "a" / "0.png").read_bytes())
+    read = []
+
+    def late(*arguments):
+        splits = read_splits(*arguments)
+        test, splits.test = splits.test, None
+        test.notes.append("a note of the test set")
+        splits.late_test = lambda: read.append(1) or test
+        return splits
+
+    monkeypatch.setattr(datasets, "read_splits", late)
+    data = opened(tmp_path, 8, 3, val_images=6)
+    assert (read, data.test_count) == ([], 0)
+    assert "test read at the end" in data.notes[0]
+    assert data.test().labels.tolist() == [2] * 4
+    assert data.test() is data.test()
+    assert (read, data.test_count) == ([1], 4)
+    assert "a note of the test set" in data.notes
+    assert any(note.startswith("1 of 4 test images are exact copies") for note in data.notes)
+    assert data.caveats()["copies"] == 1
+
+
+# Several ranks
+
+
+def test_ranks_download_once_and_compare_names_and_classes(tmp_path, monkeypatch):
+    paint(tmp_path / "one", {"a": 6, "b": 6})
+    paint(tmp_path / "other", {"a": 6, "b": 5})
+    read, compared = [], []
+    monkeypatch.setattr(datasets, "read_splits", lambda *given: read.append(given[:3]) or read_splits(*given))
+    monkeypatch.setattr(ranks, "refuse_disagreement", lambda *given: compared.append(given))
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    for folder in ("one", "one", "other"):
+        opened(tmp_path / folder, 8, 3, val_images=2, test_images=2, download=True, root="here")
+    assert read[:2] == [(str(tmp_path / "one"), "here", True)] * 2  # first by one rank alone
+    assert [what for what, _ in compared] == ["images"] * 3
+    assert compared[0] == compared[1] != compared[2]

@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from greedynas import GreedyNASError, Supernet, evaluate_paths, load_space
 from greedynas.experimental.split_after_identity import SplitSupernet
+from greedynas.greedy import evaluation
 from greedynas.greedy.evaluation import evaluate_batches, interleaved
-from greedynas.models.batchnorm import BN_MODES
+from greedynas.models.batchnorm import BN_MODES, bn_mode
+from greedynas.runtime.parallel import ranks
 from tests.helpers.evaluation import one_at_a_time
 from tests.helpers.strategies import paths_of, spaces
 from tests.helpers.supernet import with_lively_statistics
@@ -162,3 +164,95 @@ def test_wrong_inputs():
         evaluate_paths(net, [(0,) * 8], images, labels, "recalibrate")
     with pytest.raises(GreedyNASError, match="has 8 ops"):
         evaluate_paths(net, [(0,) * 7], images, labels)
+
+
+def test_no_batches_are_an_empty_evaluation_set():
+    with pytest.raises(GreedyNASError, match="the evaluation set is empty"):
+        evaluate_batches(Supernet("fashion"), [(0,) * 7], [])
+
+
+def test_recalibration_reaches_the_head():
+    net = with_lively_statistics(Supernet("fashion", generator=torch.Generator().manual_seed(0)).double())
+    assert any(isinstance(module, torch.nn.BatchNorm2d) for module in net.head.modules())
+    generator = torch.Generator().manual_seed(0)
+    images, calibration = (torch.randn(6, 1, 28, 28, generator=generator, dtype=torch.float64) for _ in range(2))
+    labels = torch.arange(6)
+    found = evaluate_paths(net, [(1,) * 7], images, labels, "recalibrate", calibration=calibration)
+    loss, _ = one_at_a_time(net, (1,) * 7, images, labels, "recalibrate", 1, calibration)
+    assert found.losses[0] == pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 7, 11), (5, 6, 9, 13), (2, 30, 49, 200)])
+def test_a_net_that_always_gives_the_same_answer_has_the_same_balanced_accuracy_whichever_it_is(counts):
+    """Of equal accuracies the cheapest path is chosen, so the last digits matter."""
+    net = Supernet(load_space("fashion").adapt(num_classes=4, image_size=8))
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor(counts))
+    accuracies = set()
+    for answer in range(4):
+        torch.nn.init.zeros_(net.classifier.weight)
+        net.classifier.bias.data = torch.eye(4)[answer]
+        for chunk in (4, 100):
+            found = evaluate_paths(
+                net, [(1,) * 7], torch.zeros(len(labels), 1, 8, 8), labels, "running", bn_images=chunk, balanced=True
+            )
+            accuracies.add(float(found.accuracies[0]))
+    assert accuracies == {0.25}
+
+
+def test_a_rank_without_paths_gets_the_results_of_the_others(monkeypatch):
+    """As the first of two ranks has them where there is one path."""
+    monkeypatch.setattr(ranks, "share", lambda paths: paths[:0])
+    monkeypatch.setattr(ranks, "largest", lambda number: max(number, 3))
+    monkeypatch.setattr(ranks, "gather_words", lambda word: [word, 21])
+    theirs = iter([np.array([0.7]), np.array([2 / 3]), np.array([[True, False, True]])])
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, next(theirs)])
+    batches = [(torch.zeros(1, 1, 28, 28), torch.tensor([0]))] * 3
+    found = evaluate_batches(Supernet("fashion"), [(1,) * 7] * 2, batches, keep_correct=True)
+    assert (found.losses.tolist(), found.accuracies.tolist()) == ([0.7] * 2, [2 / 3] * 2)
+    assert found.correct.tolist() == [[True, False, True]] * 2
+    assert found.correct.dtype == bool
+    assert (found.images, found.layers_run, found.layers_plain) == (3, 21, 21)
+
+
+class OnGPU(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_what_is_recorded_on_a_gpu_takes_no_weights(monkeypatch):
+    """A recording adds up the losses of several images, which weights would have to be applied to before."""
+    net, path, labels = with_lively_statistics(Supernet("fashion")), [(1,) * 7], torch.arange(6)
+    images = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    asked, recorded = [], "a recording"
+    monkeypatch.setattr(
+        "greedynas.greedy.graphs.evaluation.recorded_evaluation",
+        lambda *arguments: asked.append(arguments) or (recorded and (lambda *given: (recorded, given))),
+    )
+
+    def evaluate(images, weights=None):
+        with torch.no_grad():
+            return evaluation._evaluate_chunk(net, path, [0], images, labels, None, "running", "fp32", weights)
+
+    weights = torch.linspace(0.5, 1.5, 6)
+    plain, weighted = evaluate(images), evaluate(images, weights)
+    assert asked == []  # on the CPU nothing is recorded
+    on_gpu = images.as_subclass(OnGPU)
+    torch.testing.assert_close(evaluate(on_gpu, weights)[0].as_subclass(torch.Tensor), weighted[0])
+    assert asked == []
+    assert evaluate(on_gpu) == (recorded, (net, path, [0], on_gpu, labels, None))
+    assert asked == [(net, 1, on_gpu, labels, None, "running", "fp32")]
+    recorded = None  # where it does not pay yet
+    torch.testing.assert_close(evaluate(on_gpu)[0].as_subclass(torch.Tensor), plain[0])
+
+
+def test_the_buffers_of_recalibration_are_told_and_thrown_away():
+    net = Supernet("fashion")
+    buffers = dict(net.named_buffers())
+    with bn_mode(net, "recalibrate") as made:
+        assert {id(tensor) for tensor in made} == {id(tensor) for tensor in net.buffers()}
+        assert not {id(tensor) for tensor in made} & {id(tensor) for tensor in buffers.values()}
+    assert all(tensor is buffers[name] for name, tensor in net.named_buffers())
+    for mode in ("batch", "running"):
+        with bn_mode(net, mode) as made:
+            assert made == []

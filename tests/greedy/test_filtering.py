@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, filter_paths, load_space
-from greedynas.greedy.filtering import sample_paths
+from greedynas.greedy.filtering import Filtered, sample_paths
 from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.runtime.parallel import ranks
 from tests.helpers.strategies import paths_of, spaces
 
 MACRO = load_space("macro")
@@ -101,3 +102,11 @@ def test_fair_paths_of_uneven_spaces_are_refused():
     )
     with pytest.raises(GreedyNASError, match=r"uneven has \[2, 3\]"):
         fair_paths(space, np.random.default_rng(0))
+
+
+def test_of_several_ranks_the_first_decides_which_paths_are_kept(monkeypatch):
+    """On two machines the same losses may differ in their last digits, and so may the order of paths."""
+    own = Filtered(kept=[((0, 1), 0.5)], rejected=[((2, 0), 0.6)], evaluated=2)
+    first = ([[[2, 0], 0.59]], [[[0, 1], 0.61]])  # as it arrives: JSON has no tuples
+    monkeypatch.setattr(ranks, "broadcast", lambda value: first)
+    assert own.agreed() == Filtered(kept=[((2, 0), 0.59)], rejected=[((0, 1), 0.61)], evaluated=2)

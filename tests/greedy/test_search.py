@@ -119,3 +119,16 @@ def test_in_a_front_of_three_the_one_in_the_middle_is_crowded():
 def test_random_search_violates_nothing_and_knows_no_pool():
     result = search(MACRO, smooth, Budget(max_macs=45_000_000), searcher="random", generations=2)
     assert (result.rejected, result.from_pool) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_offspring_of_a_small_population_descend_from_it(size):
+    """Of one parent alone, mutation changes about one op in twelve; of a random path two in three are other ones."""
+    task, parent = make_task(MACRO, Budget()), (1,) * 8
+    offspring = []
+    for seed in range(20):
+        found, _ = make_new_population(task, [Found(parent, 0.5, 0)], {parent}, size, np.random.default_rng(seed))
+        assert len(set(found)) == size
+        offspring += found
+    assert (np.array(offspring) != 1).mean() < 0.3
+    assert generations(search(MACRO, smooth, population_size=size, generations=5).found) == [size] * 5

@@ -136,3 +136,15 @@ def test_limits_between_the_costs_of_two_paths_are_refused():
     for limit, path in ((1_000_000, [1, 0]), (1_000_003, [1, 1])):
         found = sample_feasible({"macs": table}, {"macs": (limit, limit)}, 2, np.random.default_rng(0))
         assert found.tolist() == [path] * 2
+
+
+def test_none_of_the_paths_within_one_limit():
+    paths = sample_feasible(MACRO.cost_tables, {"macs": (None, 40e6)}, 0, np.random.default_rng(0))
+    assert (paths.shape, paths.dtype) == ((0, 8), np.int64)
+
+
+@pytest.mark.parametrize("limit", [(None, 9.0), (0.1, None), (0.1, 9.0), (None, None)])
+def test_a_path_without_a_price_keeps_no_limit(limit):
+    table = CostTable(np.array([[1.0, np.nan], [1.0, 2.0]]), 0.5, (2, 2))
+    paths = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+    assert within({"latency_ms": table}, {"latency_ms": limit}, paths).tolist() == [True, True, False, False]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from greedynas.rundir.schemas import Tested, unpack_bits
 from greedynas.stages import testing
 from greedynas.stages.testing import assess, predict_logits, top_accuracy
 from tests.helpers.pictures import opened, paint
@@ -178,3 +180,11 @@ def test_large_images_are_shown_small(tmp_path):
     images = opened(paint(tmp_path, {"a": 4, "b": 4}, size=(140, 140)), 120, 3, val_images=2, test_images=2).val
     sample = assess(Opinionated(2, 120), images, ["a", "b"], seed=0)["samples"][0]
     assert Image.open(io.BytesIO(base64.b64decode(sample["image"].split(",")[1]))).size == (96, 96)
+
+
+def test_which_images_are_right_is_kept_in_a_form_that_the_report_reads(many):
+    network = Opinionated(7)
+    test = assess(network, many, list("abcdefg"), seed=0)
+    right = rank_of_truth(network, many) == 0
+    assert unpack_bits(test["correct"], len(many)).tolist() == right.tolist()
+    assert Tested.model_validate_json(json.dumps(test)).images == len(many)

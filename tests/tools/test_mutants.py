@@ -1,5 +1,6 @@
 """The mutation run itself: what it changes in a piece of code, and what it says of tests that are too weak."""
 
+import gzip
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.helpers.paths import ROOT
 
@@ -132,4 +134,16 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
         [sys.executable, tmp_path / "tools" / "mutants.py", "--report"], capture_output=True, text=True, check=True
     ).stdout
     assert "| `pool` | 7 | 7 | 5 | 0 | 2 |" in report
-    assert "| `pool.clip` | `if x > 3:` → `if (x >= 3):` | 3 is 3 |" in report
+    changes = ["  - `clip`: `if x > 3:` → `if (x >= 3):`", "  - `clip`: `if x > 3:` → `if x > 2:`"]
+    assert "\n".join(["", "### pool", "", "- 3 is 3", *changes]) in report
+    packed = tmp_path / "results.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "mutants.jsonl").read_bytes()))
+    command = [sys.executable, tmp_path / "tools" / "mutants.py", "--report", "--results", packed]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == report
+
+
+def test_the_page_about_mutants_has_every_known_survivor():
+    page = (TOOLS.parent / "docs" / "mutants.md").read_text()
+    for entry in yaml.safe_load((TOOLS / "surviving_mutants.yaml").read_text()):
+        assert f"- {entry['why']}\n" in page
+        assert f"`{entry['before']}` → `{entry['after']}`" in page
