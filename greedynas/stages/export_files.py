@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +132,6 @@ def remove_old(home: Path, published: Path | None) -> None:
     """Remove files of other weights: they must not stay where the new ones fail."""
     formats = list(known_formats())
     names = {name for format in formats for name in _file_names(format)} | _recorded_names(home)
-    shutil.rmtree(home / STAGING, ignore_errors=True)
     for name in (RECORD, *sorted(name for name in names if FILE_NAME.fullmatch(name) and name not in (WEIGHTS, CARD))):
         (home / name).unlink(missing_ok=True)
     if published is not None:
