@@ -313,7 +313,9 @@ def _settings_json(
         "supernet_step": step,
         **({"supernets": accuracies.supernets} if accuracies.supernets > 1 else {}),
         **({"experimental": experimental} if experimental else {}),
-        **({"metric": BALANCED} if accuracies.data.balanced else {}),  # of `accuracy`; else it is the share of correct images
+        **(
+            {"metric": BALANCED} if accuracies.data.balanced else {}
+        ),  # of `accuracy`; else it is the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),
