@@ -6,7 +6,6 @@ from scipy import stats
 
 from greedynas.experimental.additive import Blended
 from greedynas.greedy.searchers.additive import additive_model
-from greedynas.settings.experiments import hooks_of
 from tests.helpers.strategies import paths_of, spaces
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import save as save_file
 
-from greedynas.experimental.snapshots import AveragedAccuracies, snapshot_steps
+from greedynas.experimental.snapshots import snapshot_steps
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.validation import SupernetAccuracies

@@ -40,8 +40,8 @@ from greedynas.stages.run import Run, read_run_config
 from greedynas.stages.search import make_requests, search_stage
 from greedynas.stages.train import train_stage
 from tests.helpers.killing import ENVIRONMENT
-from tests.helpers.paths import ROOT
 from tests.helpers.latency import made_up
+from tests.helpers.paths import ROOT
 from tests.helpers.retraining import DATA, new_network
 from tests.helpers.training import SETTINGS, same_tensors, snapshot, tiny_space
 

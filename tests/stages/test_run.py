@@ -105,7 +105,9 @@ def test_a_run_of_another_schema_is_refused_with_the_version_that_can(tmp_path, 
     file = tmp_path / "config.yaml"
     data = yaml.safe_load(file.read_text())
     assert data["schema_version"] == 2
-    file.write_text(yaml.safe_dump(data | {"schema_version": yaml.safe_load(schema), "versions": yaml.safe_load(versions)}))
+    file.write_text(
+        yaml.safe_dump(data | {"schema_version": yaml.safe_load(schema), "versions": yaml.safe_load(versions)})
+    )
     before = content(tmp_path)
     for open_run in (lambda: Run.start(tmp_path, CONFIG), lambda: Run.open(tmp_path), lambda: read_config(tmp_path)):
         with pytest.raises(GreedyNASError, match=re.escape(told)) as error:

@@ -71,7 +71,9 @@ def test_the_numbers_are_those_of_the_definition(run, studied):
     trained = load_trained(run, config)
     paths = random_paths(trained.net.space, 60, config.seed)
     images, labels = trained.data.val.eval_batch()
-    whole = evaluate_paths(trained.net, paths, images, labels, "batch", bn_images=500, precision=trained.accuracies.precision)
+    whole = evaluate_paths(
+        trained.net, paths, images, labels, "batch", bn_images=500, precision=trained.accuracies.precision
+    )
     taus = []
     for draw in range(2):
         few = trained.data.val.balanced(20, stream(config.seed, "ranked by few", 20, draw))
