@@ -53,28 +53,49 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "pool": ("greedynas/greedy/pool.py", ["tests/greedy/test_pool.py"]),
     "schedule": (
         "greedynas/greedy/schedule.py",
-        [
-            "tests/greedy/test_schedule.py",
-            "tests/experimental/test_snapshots.py",
-            "tests/studies/test_macro.py::test_epochs_within_a_cost",
-        ],
+        ["tests/greedy/test_schedule.py", "tests/studies/test_macro.py::test_epochs_within_a_cost"],
     ),
     "training": (
         "greedynas/greedy/training.py",
         ["tests/greedy/test_training.py", "tests/models/test_losses.py", "tests/rundir/test_checkpointing.py"],
     ),
     "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
-    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_training.py"]),
+    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_schedule.py", "tests/greedy/test_training.py"]),
+    "validation": (
+        "greedynas/greedy/validation.py",
+        [
+            "tests/greedy/test_validation.py",
+            "tests/greedy/test_training.py",
+            "tests/models/test_losses.py",
+            "tests/stages/test_search.py",
+        ],
+    ),
+    "sampler": (
+        "greedynas/greedy/samplers/sampler.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
+    "greedy": ("greedynas/greedy/samplers/greedy.py", ["tests/greedy/test_training.py"]),
+    "fair": (
+        "greedynas/greedy/samplers/fair.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
     "evaluation": (
         "greedynas/greedy/evaluation.py",
         ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
     ),
-    "batchnorm": ("greedynas/models/batchnorm.py", ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"]),
+    "batchnorm": (
+        "greedynas/models/batchnorm.py",
+        ["tests/models/test_batchnorm.py", "tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
+    ),
     "losses": ("greedynas/models/losses.py", ["tests/models/test_losses.py"]),
     "class_weights": ("greedynas/data/class_weights.py", ["tests/models/test_losses.py"]),
     "search": (
         "greedynas/greedy/search.py",
-        ["tests/greedy/test_search.py", "tests/greedy/searchers/test_evolution.py"],
+        [
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_searchers.py",
+            "tests/greedy/searchers/test_evolution.py",
+        ],
     ),
     "task": (
         "greedynas/greedy/searchers/task.py",

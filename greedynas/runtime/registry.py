@@ -81,7 +81,14 @@ class Registry(Generic[T]):
         try:
             return cast(T, place.load())
         except Exception as error:  # whatever the package raises
-            raise GreedyNASError(f"the {self.kind} {name!r} of {place.value} cannot be loaded: {error}") from error
+            raise GreedyNASError(
+                f"the {self.kind} {name!r} of {place.value} cannot be loaded: {_told(error)}"
+            ) from error
+
+
+def _told(error: Exception) -> str:
+    """Return what somebody else's code has raised, as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message':.300}"
 
 
 def _origin(implementation: Any) -> tuple[str | None, str | None]:
@@ -103,10 +110,10 @@ def load_plugin(name: str) -> None:
     never in a run directory.
     """
     file = Path(name).expanduser()
+    if file.suffix == ".py" and not file.is_file():
+        raise GreedyNASError(f"there is no plugin {name}")
     try:
         if file.suffix == ".py":
-            if not file.is_file():
-                raise GreedyNASError(f"there is no plugin {name}")
             spec = spec_from_file_location(file.stem, file)
             assert spec is not None
             assert spec.loader is not None
@@ -122,5 +129,4 @@ def load_plugin(name: str) -> None:
     except ModuleNotFoundError as error:
         raise GreedyNASError(f"the plugin {name} cannot be imported: {error}") from None
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
-        raise GreedyNASError(f"the plugin {name} cannot be imported: {type(error).__name__}: {reason:.300}") from error
+        raise GreedyNASError(f"the plugin {name} cannot be imported: {_told(error)}") from error

@@ -80,6 +80,14 @@ def test_the_id_of_a_mutant_does_not_depend_on_what_stands_before_it(mutations):
     assert [mutant.id for mutant in moved if mutant.function == "f"] == ids
 
 
+def test_what_is_mutated_and_its_tests_are_there(mutations):
+    import mutants
+
+    for file, tests in mutants.MODULES.values():
+        for place in (file, *(test.partition("::")[0] for test in tests)):
+            assert (ROOT / place).is_file(), place
+
+
 def run(root, *arguments):
     command = [sys.executable, root / "tools" / "mutants.py", "--module", "pool", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
