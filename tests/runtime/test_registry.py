@@ -6,8 +6,8 @@ from textwrap import dedent
 import pytest
 
 from greedynas import GreedyNASError
-from greedynas.greedy.samplers import SAMPLERS
 from greedynas.greedy.searchers import SEARCHERS
+from greedynas.greedy.settings import SAMPLERS
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.rundir.callbacks import CALLBACKS
 from greedynas.runtime.registry import Registry, load_plugin, registering
@@ -148,7 +148,7 @@ def test_entry_points_that_cannot_be_loaded_are_one_line(installed, name, told):
 
 PLUGIN = """
 from dataclasses import dataclass
-from greedynas.greedy.samplers import SAMPLERS
+from greedynas.greedy.settings import SAMPLERS
 
 @dataclass
 class Thing:
@@ -201,7 +201,7 @@ def test_a_file(plugin, tmp_path):
         ("x = (", "cannot be imported: SyntaxError: "),
         ("raise ValueError('one\\n two')", "cannot be imported: ValueError: one two"),
         ("raise KeyError", "cannot be imported: KeyError: no message"),
-        ("from greedynas.greedy.samplers import SAMPLERS\nSAMPLERS.register('greedy', print)",
+        ("from greedynas.greedy.settings import SAMPLERS\nSAMPLERS.register('greedy', print)",
          "there is already a sampler named 'greedy'"),
     ],
 )  # fmt: skip

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, load_space
-from greedynas.greedy.samplers import SAMPLERS
 from greedynas.greedy.samplers.fair import fair_paths
 from greedynas.greedy.samplers.greedy import Greedy
 from greedynas.greedy.samplers.sampler import Draw, Drawn, FunctionSampler, Sampler, make_sampler
 from greedynas.greedy.schedule import Schedule
-from greedynas.greedy.settings import TrainSettings
+from greedynas.greedy.settings import SAMPLERS, TrainSettings
 from tests.helpers.strategies import spaces
 from tests.helpers.training import SETTINGS, same_tensors, tiny_space, train
 
