@@ -239,7 +239,7 @@ def test_systematic_samples_that_are_retrained_come_from_one_seed(finished):
         (["--set", "greedy.lrr=0.1"], "unknown setting 'lrr'"),
         (["--set", "retrain.inherit=true"], "a study trains what was found from scratch"),
         (["--epochs", "0.5"], "--epochs is at least 1"),
-        (["--seeds", "0"], "Invalid value for '--seeds'"),
+        (["--seeds", "0"], "invalid value for '--seeds'"),
     ],
 )
 def test_wrong_input_is_one_line(run_cli, photos, tmp_path, options, told):
