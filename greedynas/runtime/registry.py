@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         """Add an implementation under a name that is not taken, and return it."""
         taken = self._found.get(name, self._places.get(name))
         # A module that is imported once more, as in a notebook, may register what it defines again.
-        same = callable(taken) and _origin(taken) == _origin(implementation)
+        same = _origin(taken) is not None and _origin(taken) == _origin(implementation)
         if taken is not None and not same:
             raise GreedyNASError(f"there is already a {self.kind} named {name!r}; give this one another name")
         self._found[name] = implementation
@@ -91,8 +91,11 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message':.300}"
 
 
-def _origin(implementation: Any) -> tuple[str | None, str | None]:
-    return getattr(implementation, "__module__", None), getattr(implementation, "__qualname__", None)
+def _origin(implementation: Any) -> tuple[str, str] | None:
+    """Return where a function or a class was defined, or the function that something builds with; None for other things."""
+    source = getattr(implementation, "build", implementation)
+    name = getattr(source, "__qualname__", None)
+    return None if name is None else (source.__module__, name)
 
 
 def registering(registry: Registry[T], name: str, implementation: T | None) -> Any:
