@@ -10,7 +10,7 @@
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
 Survivors that are known, each with the reason why no test should notice them, are in surviving_mutants.yaml; the exit code is
-1 if there are others. docs/mutants.md has the counts and the reasons.
+1 if there are others. docs/results/mutants.md has the counts and the reasons.
 """
 
 import argparse

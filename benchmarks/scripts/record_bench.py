@@ -3,7 +3,7 @@
     python benchmarks/scripts/record_bench.py bench.json bench-h200-DATE
 
 Writes bench.json and bench.txt to that folder of benchmarks/records, greedynas/bench/recorded.json, and the worked example in
-docs/speed.md. The other figures in docs/speed.md and docs/engine.md are written by hand.
+docs/results/speed.md. The other figures in docs/speed.md and docs/results/engine.md are written by hand.
 """
 
 import json
@@ -32,7 +32,7 @@ def main():
     (ROOT / folder / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
     (ROOT / folder / "bench.txt").write_text(told(show_bench, record))
     RECORDED.write_text(json.dumps(training_rates(record), indent=1) + "\n")
-    page = ROOT / "docs" / "speed.md"
+    page = ROOT / "docs" / "results" / "speed.md"
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
     command = f"$ greedynas bench cost --record {folder.as_posix()}/bench.json\n"

@@ -167,20 +167,100 @@ def register_callback(name: str, callback: Any = None) -> Any:
 
 
 def register_recipe(name: str, recipe: Any = None) -> Any:
-    """Register a recipe: how a found network is trained. See `greedynas.stages.recipes`."""
+    """Register a recipe: how a found network is trained from scratch.
+
+    Args:
+        name: For `retrain.recipe` and `--recipe`.
+        recipe: A `greedynas.settings.recipes.Recipe`: numbers, an optimizer and a learning-rate schedule.
+
+    Returns:
+        The recipe, or a decorator.
+
+    Example:
+        >>> import greedynas
+        >>> from greedynas.settings.recipes import Recipe
+        >>> from greedynas.stages.recipes import cosine_schedule, sgd_optimizer
+        >>> numbers = {"epochs": 100, "batch_size": 128, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+        >>> recipe = greedynas.register_recipe("doctest-cifar", Recipe(numbers, sgd_optimizer, cosine_schedule))
+        >>> greedynas.RetrainSettings(recipe="doctest-cifar").recipe
+        'doctest-cifar'
+    """
     return registering(RECIPES, name, recipe)
 
 
 def register_format(name: str, format: Any = None) -> Any:
-    """Register an export format with the runtime that runs it: a subclass of `Format`. See `greedynas.deploy.formats`."""
+    """Register an export format together with the runtime that runs its files.
+
+    Args:
+        name: For `--format`; the class has it as its attribute `name` too.
+        format: A subclass of `greedynas.deploy.formats.format.Format`, which converts a network and opens what it has written.
+
+    Returns:
+        The class, or a decorator.
+
+    Example:
+        >>> import greedynas, torch
+        >>> from greedynas.deploy.formats.format import Format
+        >>> @greedynas.register_format("doctest-pt2")
+        ... class Exported(Format):
+        ...     name, suffix = "doctest-pt2", ".pt2"
+        ...     def convert(self, source, precision, file):
+        ...         image = torch.zeros(1, 3, source.card.image_size, source.card.image_size)
+        ...         torch.export.save(torch.export.export(source.network, (image,)), file)
+        ...     def open(self, file, threads=None):
+        ...         return torch.export.load(file).module()
+        ...     def runtime(self):
+        ...         return f"torch {torch.__version__}"
+        >>> "doctest-pt2" in greedynas.registered()["format"]
+        True
+    """
     return registering(FORMATS, name, format)
 
 
 def register_latency_backend(name: str, backend: Any = None) -> Any:
-    """Register what measures latencies for `latency measure`: see `greedynas.deploy.latency_backends`."""
+    """Register a latency backend: what times the blocks of a space for `greedynas latency measure`.
+
+    Args:
+        name: For `--backend`.
+        backend: A subclass of `greedynas.deploy.latency_backends.backend.LatencyBackend`.
+
+    Returns:
+        The class, or a decorator.
+
+    Example:
+        >>> import greedynas
+        >>> from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of
+        >>> @greedynas.register_latency_backend("doctest-constant")
+        ... class Constant(LatencyBackend):
+        ...     backend = "constant"
+        ...     def parts(self, layer, ops, activation):
+        ...         return [make_block_of(layer, op, activation) for op in ops]
+        ...     def runner(self, parts, layer, side_by_side=False):
+        ...         return lambda: float(len(parts))
+        >>> table = greedynas.measure_latency(greedynas.load_space("tiny.yaml"), "doctest-constant", repeats=1)
+        >>> table.backend
+        'constant'
+    """
     return registering(LATENCY_BACKENDS, name, backend)
 
 
 def register_batchnorm_mode(name: str, mode: Any = None) -> Any:
-    """Register where BatchNorm statistics come from in evaluation: a subclass of `greedynas.models.batchnorm.BatchNormMode`."""
+    """Register a BatchNorm mode: where the statistics come from when a path is evaluated.
+
+    Args:
+        name: For `train.bn`, `search.bn` and `evaluate_paths(bn=...)`.
+        mode: A subclass of `greedynas.models.batchnorm.BatchNormMode`.
+
+    Returns:
+        The class, or a decorator.
+
+    Example:
+        >>> import greedynas
+        >>> from greedynas.models.batchnorm import BatchNormMode
+        >>> @greedynas.register_batchnorm_mode("doctest-running")
+        ... class Running(BatchNormMode):
+        ...     pass
+        >>> "doctest-running" in greedynas.registered()["BatchNorm mode"]
+        True
+    """
     return registering(BN_MODES, name, mode)

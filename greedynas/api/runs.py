@@ -26,6 +26,12 @@ class RunRecord:
 
     Attributes:
         folder: The run directory.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.open_run("runs/photos")
+        >>> run.stage, run.best.name, len(run.pool) > 0
+        ('exported', 'macs-5M', True)
     """
 
     folder: Path
@@ -168,6 +174,11 @@ def open_run(folder: str | Path) -> RunRecord:
 
     Raises:
         GreedyNASError: If there is no run.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.open_run("runs/photos").stage
+        'exported'
     """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
@@ -186,6 +197,11 @@ def runs(folder: str | Path = "runs") -> RunRecords:
 
     Raises:
         GreedyNASError: If there is no such folder.
+
+    Example:
+        >>> import greedynas
+        >>> [row["model"] for row in greedynas.runs("runs/").compare()]
+        ['macs-5M']
     """
     folder = Path(folder)
     if not folder.is_dir():

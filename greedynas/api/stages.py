@@ -66,6 +66,12 @@ def run(
 
     Raises:
         GreedyNASError: If something about the input is wrong, before any work where that can be known.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.run("auto", "runs/photos", data="photos/", flops="5M")
+        >>> run.stage, run.best.arch.macs <= 5_000_000
+        ('exported', True)
     """
     folder, console, limits = Path(out), _console(quiet), _limits(flops, params, latency)
     config, images = _settings(settings, data, changes, folder, console, limits, hours)
@@ -99,6 +105,12 @@ def train(
 
     Raises:
         GreedyNASError: If something about the input is wrong.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.train("auto", "runs/uniform", data="photos/", changes={"train.sampler": "uniform"})
+        >>> run.stage
+        'trained'
     """
     folder, console = Path(out), _console(quiet)
     config, images = _settings(settings, data, changes, folder, console, _limits(None, None, None), None)
@@ -142,6 +154,12 @@ def search_run(
 
     Raises:
         GreedyNASError: If no path keeps the budget, or the supernet is not trained yet.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.search_run("runs/photos", params="1K", name="small", quiet=True)
+        >>> run.models["small"].arch.params <= 1000
+        True
     """
     folder = _folder(run)
     settings = changed_section(read_run_config(folder), "search", dict(changes or {}))
@@ -182,6 +200,12 @@ def retrain(
 
     Raises:
         GreedyNASError: If there is no such network, or it was begun with other settings.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.retrain("runs/photos", arch="random", quiet=True)
+        >>> run.models["random"].test.images
+        12
     """
     folder = _folder(run)
     settings = changed_section(read_run_config(folder), "retrain", dict(changes or {}))
@@ -221,6 +245,12 @@ def export(
 
     Raises:
         GreedyNASError: If the network is not trained yet, or a file differs from PyTorch.
+
+    Example:
+        >>> import greedynas
+        >>> run = greedynas.export("runs/photos", quiet=True)
+        >>> [file.file for file in run.best.export.files]
+        ['model.onnx', 'model.fp16.onnx', 'model.int8.onnx', 'model.safetensors']
     """
     options: dict[str, Any] = {} if formats is None else {"formats": tuple(formats)}
     export_stage(_folder(run), _console(quiet), model=model, data=data, **options)
@@ -228,7 +258,23 @@ def export(
 
 
 def report(run: Folder, *, quiet: bool = False) -> Path:
-    """Write the report of a run, one page that opens offline, and return its file."""
+    """Write the report of a run, one page that opens offline, and return its file.
+
+    Args:
+        run: The run directory.
+        quiet: Print nothing.
+
+    Returns:
+        The file, `report.html` in the run directory.
+
+    Raises:
+        GreedyNASError: If a file of the run directory is malformed.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.report("runs/photos", quiet=True).name
+        'report.html'
+    """
     return Path(report_stage(_folder(run), _console(quiet))["report"])
 
 
@@ -244,6 +290,12 @@ def load_supernet(run: Folder, *, device: str = "cpu") -> Supernet:
 
     Raises:
         GreedyNASError: If the run has no supernet that is fully trained.
+
+    Example:
+        >>> import greedynas
+        >>> net = greedynas.load_supernet("runs/photos")
+        >>> net.space.name
+        'tiny'
     """
     return supernet_in(_folder(run), choose_device(device))
 

@@ -2,7 +2,7 @@
 
 What a network sees in training must not depend on how much memory there is. Images are therefore kept whole, as large as
 the smallest crop needs them (`View.whole`), and cropped as `images.random_crop` crops the file: the same box, resampled by the
-same filter. An image that is not larger gives the same pixels; a larger one is resampled twice (docs/training.md).
+same filter. An image that is not larger gives the same pixels; a larger one is resampled twice (docs/guide/training.md).
 """
 
 from concurrent.futures import ThreadPoolExecutor

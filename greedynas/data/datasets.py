@@ -32,7 +32,21 @@ logger = logging.getLogger("greedynas")
 
 @dataclass
 class Data:
-    """The sets of a run. The test set is for the very end."""
+    """The images of a run, split into train, validation and test. The test set is for the very end.
+
+    Attributes:
+        train: The training images.
+        val: The validation images, which rank paths.
+        class_names: The names of the classes.
+        notes: What was read, how it was split, and what was left out.
+        class_weights: The weight of each class on the device; None where all images count alike.
+
+    Example:
+        >>> import greedynas
+        >>> data = greedynas.open_data("photos/", image_size=16)
+        >>> len(data.train), len(data.val), len(data.test())
+        (42, 6, 12)
+    """
 
     train: ImageSet
     val: ImageSet

@@ -27,10 +27,27 @@ from greedynas.spaces.space import Space
 
 
 def import_latency(source: str | Path, space: Space, *, nearest_width: bool = False) -> LatencyTable:
-    """A table for `space` from a file of timings: ProxylessNAS's YAML or a table of ours, perhaps for another space.
+    """Return a latency table for a space from a file of timings.
 
-    Without `nearest_width` every entry must be there. With it, a missing entry is borrowed from the block of the nearest
-    width and is marked; what is missing even then stays None. A table that could price no path at all is refused.
+    Args:
+        source: A YAML file in the format of ProxylessNAS, or a table of greedynas, perhaps for another space with the same blocks.
+        space: The space.
+        nearest_width: Whether an entry that is missing is borrowed from the block of the nearest width, and marked. What is missing
+            even then stays None. Otherwise every entry must be there.
+
+    Returns:
+        The table.
+
+    Raises:
+        GreedyNASError: If entries are missing, or the table could price no path at all.
+
+    Example:
+        >>> import greedynas
+        >>> from pathlib import Path
+        >>> space = greedynas.load_space("tiny.yaml")
+        >>> greedynas.measure_latency(space, "torch", repeats=1).save(Path("mine.json"))
+        >>> greedynas.import_latency("mine.json", space).space
+        'tiny'
     """
     file = Path(source)
     text = _read(file)

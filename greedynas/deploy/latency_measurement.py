@@ -58,6 +58,13 @@ def measure_latency(
 
     Raises:
         GreedyNASError: There is no such backend, it cannot compute there, or a number makes no sense.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.load_space("tiny.yaml")
+        >>> table = greedynas.measure_latency(space, "torch", repeats=1)
+        >>> table.price((1, 1, 1, 1), space) > 0
+        True
     """
     if repeats < 1:
         raise GreedyNASError(f"repeats must be at least 1, got {repeats}")

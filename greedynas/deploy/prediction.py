@@ -24,7 +24,20 @@ from greedynas.runtime.errors import GreedyNASError
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of an image and their probabilities, or why it cannot be read."""
+    """The most likely classes of one image, or why the image cannot be read.
+
+    Attributes:
+        file: The image file.
+        classes: Pairs of class name and probability, most likely first.
+        error: Why the file cannot be read; None where it can.
+
+    Example:
+        >>> import greedynas
+        >>> from pathlib import Path
+        >>> [prediction] = greedynas.predict(Path("runs/photos"), [Path("holiday.jpg")], top=1)
+        >>> prediction.classes[0][0] in ("cat", "dog", "owl"), prediction.error
+        (True, None)
+    """
 
     file: Path
     classes: tuple[tuple[str, float], ...] = ()
@@ -54,6 +67,14 @@ def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: in
 
     Raises:
         GreedyNASError: There is no such model, it is damaged, or an image that was named itself cannot be read.
+
+    Example:
+        >>> import greedynas
+        >>> from pathlib import Path
+        >>> for prediction in greedynas.predict(Path("runs/photos"), [Path("holiday.jpg")]):
+        ...     name, probability = prediction.classes[0]
+        >>> name in ("cat", "dog", "owl")
+        True
     """
     if top < 1 or batch_size < 1:
         raise GreedyNASError("at least one class of at least one image at a time")

@@ -2,7 +2,7 @@
 
 What a supernet says of a single path is uncertain, because its weights were last updated for others; what it says of an op,
 over all paths that have it, is much less so. Where networks are nearly additive, the mixed score ranks better than the
-accuracy alone. The record that justifies it: `study macro` (docs/studies.md), by which its share of a half was chosen. In the
+accuracy alone. The record that justifies it: `study macro` (docs/results/studies.md), by which its share of a half was chosen. In the
 demo's space it brings nothing.
 """
 

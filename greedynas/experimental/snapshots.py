@@ -1,7 +1,7 @@
 """A search that averages each accuracy over several supernets of one training. Not in the paper.
 
 A path's accuracy moves from step to step. `experimental.snapshots = n` keeps n supernets: the last, and the others evenly
-since the end of the warm-up. The record that justifies it: `study macro` (docs/studies.md), whose settings have three.
+since the end of the warm-up. The record that justifies it: `study macro` (docs/results/studies.md), whose settings have three.
 """
 
 from collections.abc import Sequence

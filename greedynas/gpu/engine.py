@@ -1,7 +1,7 @@
 """The GPU engine: blocks as single autograd functions over the fused kernels of `pointwise`, `depthwise` and `kernels`.
 
 It sits behind the block: the same parameters, buffers and state dict, and plain PyTorch wherever it does not apply. By
-default that is everywhere but on a GPU under bf16 autocast, with channels_last activations. See docs/engine.md.
+default that is everywhere but on a GPU under bf16 autocast, with channels_last activations. See docs/research/engine.md.
 """
 
 from collections.abc import Iterator

@@ -28,7 +28,24 @@ from greedynas.spaces.paths import OpPath, parse_path
 
 @dataclass
 class Evaluation:
-    """Mean cross-entropy and top-1 accuracy of each path (means over classes if these are balanced), and what they took."""
+    """The result of `evaluate_paths`: the loss and the accuracy of each path, and how much work it took.
+
+    Attributes:
+        losses: The mean cross-entropy of each path; the mean over classes where these are balanced.
+        accuracies: The top-1 accuracy of each path; the mean over classes where these are balanced.
+        images: Evaluated images: distinct paths times images.
+        layers_run: Blocks that were run, counted once for each chunk of images.
+        layers_plain: Blocks that one path at a time would have run.
+        correct: Which images each path got right, (paths, images), where that was asked for.
+
+    Example:
+        >>> import greedynas, torch
+        >>> net = greedynas.Supernet(greedynas.load_space("macro"))
+        >>> images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+        >>> result = greedynas.evaluate_paths(net, ["11111111", "11111112"], images, labels)
+        >>> result.losses.shape, result.layers_run < result.layers_plain
+        ((2,), True)
+    """
 
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
@@ -51,10 +68,33 @@ def evaluate_paths(
     keep_correct: bool = False,
     balanced: bool = False,
 ) -> Evaluation:
-    """Evaluate paths on images in memory. `calibration` holds the training images of bn="recalibrate".
+    """Evaluate paths of a supernet on images in memory; prefixes that paths share are computed once.
 
-    With `balanced`, losses and accuracies are means over the classes that are present: every class counts alike, however many
-    images it has.
+    Args:
+        net: The supernet.
+        paths: Paths in any form that `parse_path` reads.
+        images: The images, normalised, (n, channels, size, size).
+        labels: Their labels, (n,).
+        bn: Where BatchNorm statistics come from: "batch", "recalibrate", "running", or a registered mode.
+        bn_images: With "batch", how many images share their statistics.
+        calibration: With "recalibrate", the training images that give the statistics.
+        precision: "fp32" or "bf16".
+        keep_correct: Whether to return which images each path got right.
+        balanced: Whether losses and accuracies are means over the classes that are present, so that every class counts alike.
+
+    Returns:
+        The losses and accuracies, in the order of the paths.
+
+    Raises:
+        GreedyNASError: If there are no images, or a path is not one of the space.
+
+    Example:
+        >>> import greedynas
+        >>> net, data = greedynas.load_supernet("runs/photos"), greedynas.open_run("runs/photos").data()
+        >>> images, labels = data.val.eval_batch(range(len(data.val)))
+        >>> result = greedynas.evaluate_paths(net, ["0000", "1111", "2222"], images, labels)
+        >>> result.accuracies.shape
+        (3,)
     """
     if len(images) == 0:
         raise GreedyNASError("the evaluation set is empty")

@@ -16,7 +16,20 @@ Evaluate = Callable[[Sequence[OpPath]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Filtered:
-    """The outcome of one filtering: the k best of m paths, best first, and the others."""
+    """The outcome of one filtering: the k best of m paths, best first, and the others.
+
+    Attributes:
+        kept: The k best paths, each with its loss.
+        rejected: The other paths, each with its loss.
+        evaluated: How many distinct paths were evaluated.
+
+    Example:
+        >>> import greedynas, numpy
+        >>> space, rng = greedynas.load_space("macro"), numpy.random.default_rng(0)
+        >>> filtered = greedynas.filter_paths(space, lambda paths: [sum(path) for path in paths], 10, 5, rng)
+        >>> len(filtered.kept), len(filtered.rejected), filtered.kept[0][1] <= filtered.rejected[-1][1]
+        (5, 5, True)
+    """
 
     kept: list[tuple[OpPath, float]]
     rejected: list[tuple[OpPath, float]]
@@ -43,8 +56,26 @@ def filter_paths(
 ) -> Filtered:
     """Sample m paths from the space and the pool, rank them by loss and keep the best k: Algorithm 1.
 
-    `evaluate` gives the losses of distinct paths, all on the same validation batch. A path that was drawn twice counts
-    twice among the m and the k, and is evaluated once.
+    A path that is drawn twice counts twice among the m and the k, and is evaluated once.
+
+    Args:
+        space: The space.
+        evaluate: Takes distinct paths and returns their losses, all on the same validation batch.
+        m: How many paths are sampled.
+        k: How many of them are kept.
+        rng: The random numbers.
+        pool: The candidate pool; without one, or while it is empty, all paths are sampled from the space.
+        epsilon: The probability with which each path is sampled from the pool.
+
+    Returns:
+        The kept and the rejected paths with their losses.
+
+    Example:
+        >>> import greedynas, numpy
+        >>> space, rng = greedynas.load_space("macro"), numpy.random.default_rng(0)
+        >>> filtered = greedynas.filter_paths(space, lambda paths: [16 - sum(path) for path in paths], 10, 5, rng)
+        >>> [loss for path, loss in filtered.kept] == sorted(loss for path, loss in filtered.kept)
+        True
     """
     if not 1 <= k <= m:
         raise GreedyNASError(f"of m = {m} paths between 1 and m can be kept, got k = {k}")

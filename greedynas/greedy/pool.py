@@ -9,9 +9,21 @@ from greedynas.spaces.paths import OpPath
 
 
 class CandidatePool:
-    """At most `size` paths, each with its newest loss. When one too many is in, the worst loss leaves and is forgotten.
+    """The candidate pool of the paper: at most `size` paths, each with its newest loss.
 
-    Of equal losses the one that entered (or was updated) last leaves first. An update costs O(log size).
+    When there is one path too many, the one with the worst loss leaves and is forgotten. Of equal losses, the one that entered (or
+    was updated) last leaves first. An update costs O(log size).
+
+    Args:
+        size: How many paths it holds at most.
+
+    Example:
+        >>> import greedynas
+        >>> pool = greedynas.CandidatePool(size=2)
+        >>> for path, loss in [((0, 1), 2.0), ((1, 1), 1.0), ((2, 0), 1.5)]:
+        ...     pool.update(path, loss)
+        >>> pool.best()
+        [((1, 1), 1.0), ((2, 0), 1.5)]
     """
 
     def __init__(self, size: int):

@@ -35,7 +35,14 @@ BatchNormMode = Annotated[str, AfterValidator(_known_mode)]
 
 
 class TrainSettings(BaseModel):
-    """Supernet training (Algorithms 1 and 2). The defaults are the paper's."""
+    """The section `train` of the settings (Algorithms 1 and 2). The defaults are the paper's, except for `bn`.
+
+    Example:
+        >>> import greedynas
+        >>> settings = greedynas.TrainSettings(max_epochs=20)
+        >>> settings.m, settings.k, settings.pool_size, settings.alpha
+        (10, 5, 1000, 0.08)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -104,7 +111,14 @@ class TrainSettings(BaseModel):
 
 
 class SearchSettings(BaseModel):
-    """Search on the trained supernet (Algorithm 3). The defaults are the paper's."""
+    """The section `search` of the settings (Algorithm 3). The defaults are the paper's, except for `tolerance` and `bn`.
+
+    Example:
+        >>> import greedynas
+        >>> settings = greedynas.SearchSettings()
+        >>> settings.population * settings.generations
+        1000
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

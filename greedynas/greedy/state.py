@@ -19,7 +19,23 @@ from greedynas.spaces.space import Space
 
 @dataclass
 class TrainState:
-    """Everything besides weights and momentum."""
+    """The state of a supernet's training, besides weights and momentum: pool, counters, and why it stopped.
+
+    Attributes:
+        pool: The candidate pool.
+        step: Updates that are done.
+        epoch: Epochs that are finished.
+        novelty: π at the end of the last epoch; None before the pool is full.
+        optimization_images: Images that went through a training step.
+        evaluation_images: Images that went through a forward evaluation: distinct paths times images.
+        stopped: Why the training ended; None while it goes on.
+
+    Example:
+        >>> import greedynas
+        >>> state = greedynas.TrainState(greedynas.CandidatePool(100))
+        >>> state.epoch, state.stopped
+        (0, None)
+    """
 
     pool: CandidatePool
     step: int = 0  # updates done

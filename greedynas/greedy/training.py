@@ -67,6 +67,17 @@ def train_supernet(
 
     Raises:
         GreedyNASError: If the loss is not a number, or something about the settings cannot be.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.load_space("tiny.yaml")
+        >>> net, data = greedynas.Supernet(space), greedynas.open_data("photos/", space=space)
+        >>> settings = greedynas.TrainSettings(
+        ...     max_epochs=2, batch_size=14, filter_images=6, bn_images=6, pool_size=5, warmup=2, stopping=False
+        ... )
+        >>> state = greedynas.train_supernet(net, data, settings)
+        >>> state.step, state.stopped
+        (6, 'max_epochs reached')
     """
     schedule, sampler = Schedule(settings, len(data.train)), make_sampler(settings.sampler)
     step = TrainingStep(net, supernet_optimizer(net, settings), settings, data.class_weights, precision)

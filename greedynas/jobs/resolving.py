@@ -24,9 +24,23 @@ PLACES = ("data.source", "data.root")  # settings that say where images are
 
 
 def load_config(source: str | Path, changes: dict[str, Any] | None = None, section: str = "train") -> Config:
-    """Return the settings of a preset, a YAML file or `auto`, with changes by (dotted) key.
+    """Return the settings of a preset, a YAML file or `auto`, with changes by dotted key.
 
-    A bare key such as `lr` means the one of `section`, else the only section that has it.
+    Args:
+        source: The name of a preset, or a YAML file.
+        changes: Settings by key. A bare key such as `lr` means the one of `section`, else the only section that has it.
+        section: The section that bare keys belong to.
+
+    Returns:
+        The complete settings.
+
+    Raises:
+        GreedyNASError: If there is no such preset or setting, or a value cannot be.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.load_config("imagenet", {"lr": 0.1}).train.lr
+        0.1
     """
     if str(source) == AUTO:
         return auto_config(changes or {}, section=section)[0]

@@ -31,7 +31,16 @@ Shapes = dict[str, list[int]]
 
 
 class Card(BaseModel):
-    """What a network is, what its outputs mean, and how images become its input."""
+    """The description of a trained network: its architecture, its classes, and how images become its input.
+
+    It is stored in the metadata of `model.safetensors` and in ONNX files, or beside a file as `model.json`.
+
+    Example:
+        >>> import greedynas
+        >>> network, card = greedynas.load_network("runs/photos")
+        >>> card.class_names, card.image_size
+        (('cat', 'dog', 'owl'), 16)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,10 +117,22 @@ def save_network(file: Path, network: nn.Module, card: Card) -> None:
 
 
 def load_network(where: str | Path) -> tuple[nn.Module, Card]:
-    """The network of a run directory (the chosen one), of a folder `models/NAME` or of a `model.safetensors`, in evaluation
-    mode, and its card.
+    """Load a trained network and its card.
 
-    >>> network, card = load_network("runs/photos")
+    Args:
+        where: A run directory (its chosen network), a folder `models/NAME`, or a `model.safetensors`.
+
+    Returns:
+        The network in evaluation mode, and its card: class names, preprocessing, architecture.
+
+    Raises:
+        GreedyNASError: If there is no trained network, or the file is damaged.
+
+    Example:
+        >>> import greedynas
+        >>> network, card = greedynas.load_network("runs/photos")
+        >>> card.class_names
+        ('cat', 'dog', 'owl')
     """
     file = find_model(Path(where))
     with _opened(file) as handle:

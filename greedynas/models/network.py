@@ -23,7 +23,16 @@ class MeanPool(nn.Module):
 
 
 class Network(nn.Module):
-    """One architecture. Identities that change no shape are not there at all."""
+    """An ordinary PyTorch network of one architecture, with the methods that timm expects of a model.
+
+    Identities that change no shape are left out.
+
+    Example:
+        >>> import greedynas, torch
+        >>> network = greedynas.build_network("22212202", "macro", num_classes=10)
+        >>> network(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(
         self,
@@ -92,10 +101,26 @@ def build_network(
     dropout: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """A path, or a known network by name, as a freshly initialised network; no supernet is built for it.
+    """Build a freshly initialised network from a path, or from the name of a known network.
 
-    >>> build_network("greedynas-a", num_classes=10)
-    >>> build_network("22212202", "macro")
+    Args:
+        path: A path in any form that `parse_path` reads, or a known name such as "greedynas-a".
+        space: The space of the path; not needed for a known network.
+        num_classes: The classes, where they are not those of the space.
+        dropout: The probability of dropout before the classifier.
+        generator: The random numbers of the initialisation.
+
+    Returns:
+        The network, in training mode. No supernet is built for it.
+
+    Raises:
+        GreedyNASError: If the path is not one of the space.
+
+    Example:
+        >>> import greedynas
+        >>> network = greedynas.build_network("greedynas-a", num_classes=10)
+        >>> sum(parameter.numel() for parameter in network.parameters())
+        5234892
     """
     known_space, path = resolve(path, None if space is None else load_space(space))
     space = known_space.adapt(num_classes=num_classes)

@@ -8,7 +8,17 @@ from greedynas.runtime.registry import Registry
 
 
 class Callback:
-    """Watches a training. Override what is needed; of several ranks the first one alone calls it."""
+    """A watcher of trainings: it logs them elsewhere, or ends them. Override the methods that you need.
+
+    With several ranks, only the first one calls it.
+
+    Example:
+        >>> import greedynas
+        >>> class ThreeEpochs(greedynas.Callback):
+        ...     def stop(self, state):
+        ...         return "three epochs are enough" if state.epoch >= 3 else None
+        >>> run = greedynas.train("auto", "runs/short", data="photos/", callbacks=[ThreeEpochs()])
+    """
 
     def begin(self, folder: Path | None, step: int) -> None:
         """Prepare for a training in `folder` (None: it is not saved) that goes on after `step` steps."""

@@ -10,7 +10,15 @@ if TYPE_CHECKING:
 
 
 class GreedyNASError(ValueError):
-    """Wrong input. The command line prints the message as one line and exits with code 2."""
+    """An error about the input. The command line prints its message as one line and exits with code 2.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.load_space("mobilnet")
+        Traceback (most recent call last):
+            ...
+        greedynas.runtime.errors.GreedyNASError: unknown space 'mobilnet'...
+    """
 
 
 def unknown(kind: str, value: str, allowed: list[str]) -> GreedyNASError:

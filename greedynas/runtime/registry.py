@@ -109,8 +109,20 @@ def registering(registry: Registry[T], name: str, implementation: T | None) -> A
 def load_plugin(name: str) -> None:
     """Import a plugin, a module or a Python file, so that it can register what it has.
 
-    Modules are also looked for in the current directory. A plugin is code: it is named on the command line or in Python,
-    never in a run directory.
+    Args:
+        name: The name of a module, which is also looked for in the current directory, or a file that ends in `.py`. A plugin is
+            code: it is named on the command line or in Python, never in a run directory.
+
+    Raises:
+        GreedyNASError: If it cannot be imported.
+
+    Example:
+        >>> import greedynas
+        >>> from pathlib import Path
+        >>> _ = Path("my_ops.py").write_text("import greedynas, torch\\ngreedynas.register_op('PLAIN', lambda i, o, s: torch.nn.Conv2d(i, o, 3, s, 1))")
+        >>> greedynas.load_plugin("my_ops.py")
+        >>> "PLAIN" in greedynas.registered()["op"]
+        True
     """
     file = Path(name).expanduser()
     if file.suffix == ".py" and not file.is_file():

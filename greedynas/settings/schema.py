@@ -24,7 +24,13 @@ EXTENDING = ("search", "retrain")  # sections whose changes only add to a run
 
 
 class RetrainSettings(BaseModel):
-    """The settings of training the found network from scratch. None: the recipe's own value (see `recipes.py`)."""
+    """The section `retrain` of the settings: how the found network is trained from scratch. None is the recipe's own value.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.RetrainSettings(recipe="rmsprop", epochs=100).epochs
+        100
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -97,7 +103,14 @@ class Asked(BaseModel):
 
 
 class Config(BaseModel):
-    """A run's settings, complete: what `config.yaml` holds."""
+    """The complete settings of a run: what its `config.yaml` holds.
+
+    Example:
+        >>> import greedynas
+        >>> config = greedynas.load_config("cifar10", {"train.max_epochs": 10})
+        >>> config.space.name, config.train.max_epochs, config.train.sampler
+        ('macro', 10, 'greedy')
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

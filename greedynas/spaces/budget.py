@@ -27,7 +27,23 @@ _MILLISECONDS = {"us": 1e-3, "µs": 1e-3, "": 1.0, "ms": 1.0, "s": 1e3}
 
 
 class Budget(BaseModel):
-    """Upper and lower limits (both inclusive) on the costs of a path; None is no limit."""
+    """Upper and lower limits (both inclusive) on the costs of a path; None is no limit.
+
+    Attributes:
+        max_macs: The most multiply-adds.
+        max_params: The most parameters.
+        max_latency_ms: The longest latency in milliseconds, by a latency table.
+        min_macs: The fewest multiply-adds.
+        min_params: The fewest parameters.
+        min_latency_ms: The shortest latency in milliseconds.
+
+    Example:
+        >>> import greedynas, numpy
+        >>> space, budget = greedynas.load_space("mobilenet"), greedynas.Budget(max_macs=330_000_000)
+        >>> paths = space.sample(1000, numpy.random.default_rng(0), budget)
+        >>> bool((space.costs(paths).macs <= 330_000_000).all())
+        True
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -110,7 +110,14 @@ class Fit(_Data):
 
 
 class LatencyTable(_Data):
-    """Latency by (layer, op) of one space at one image size and number of classes, on one device."""
+    """The latency of each op in each layer of a space, for one device, image size and number of classes.
+
+    Example:
+        >>> import greedynas
+        >>> table = greedynas.measure_latency(greedynas.load_space("tiny.yaml"), "torch", repeats=1)
+        >>> table.price((0, 1, 0, 1), greedynas.load_space("tiny.yaml")) > 0
+        True
+    """
 
     schema_version: Literal[1] = 1
     space: Text
@@ -194,7 +201,24 @@ class LatencyTable(_Data):
 
 
 def load_latency_table(source: str | Path | LatencyTable) -> LatencyTable:
-    """A table that `latency measure` or `latency import` wrote, or one as it is."""
+    """Read a latency table that `measure_latency` or `import_latency` made.
+
+    Args:
+        source: The file, or a table, which is returned as it is.
+
+    Returns:
+        The table.
+
+    Raises:
+        GreedyNASError: If there is no such file, or it is not a latency table.
+
+    Example:
+        >>> import greedynas
+        >>> from pathlib import Path
+        >>> greedynas.measure_latency(greedynas.load_space("tiny.yaml"), "torch", repeats=1).save(Path("tiny.json"))
+        >>> greedynas.load_latency_table("tiny.json").space
+        'tiny'
+    """
     if isinstance(source, LatencyTable):
         return source
     file = Path(source)

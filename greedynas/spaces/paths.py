@@ -17,7 +17,23 @@ OpPath = tuple[int, ...]
 
 
 def parse_path(path: Any, space: Space) -> OpPath:
-    """A path from a sequence of indices, op names, digits (`22212202`) or indices with separators (`0,12,3`)."""
+    """Return a path as a tuple of op indices.
+
+    Args:
+        path: A sequence of indices or of op names, a text of op names, digits ("22212202"), or indices with separators ("0,12,3").
+        space: The space of the path.
+
+    Returns:
+        One op index for each layer.
+
+    Raises:
+        GreedyNASError: If it is not a path of the space.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.parse_path("22212202", greedynas.load_space("macro"))
+        (2, 2, 2, 1, 2, 2, 0, 2)
+    """
     if isinstance(path, str):
         items: list[Any] = path.translate(str.maketrans(",|[]", "    ")).split()
         if (
@@ -60,11 +76,38 @@ def _op_index(item: Any, position: int, layer: Layer, space: Space) -> int:
 
 
 def op_names(path: Sequence[int], space: Space) -> list[str]:
+    """Return the names of the ops of a path.
+
+    Args:
+        path: A path.
+        space: Its space.
+
+    Returns:
+        One name for each layer.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.op_names((2, 0, 2, 0, 1, 2, 0, 1), greedynas.load_space("macro"))[:3]
+        ['MB6_K5', 'ID', 'MB6_K5']
+    """
     return [layer.ops[op] for layer, op in zip(space.layers, path, strict=True)]
 
 
 def compact(path: Sequence[int], space: Space) -> str:
-    """The shortest form that `parse_path` reads: digits where every layer has at most ten ops, else with commas."""
+    """Return the shortest text that `parse_path` reads: digits where every layer has at most ten ops, else indices with commas.
+
+    Args:
+        path: A path.
+        space: Its space.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.compact((2, 2, 2, 1, 2, 2, 0, 2), greedynas.load_space("macro"))
+        '22212202'
+    """
     return ("" if max(space.num_ops) <= 10 else ",").join(str(op) for op in path)
 
 
@@ -75,10 +118,22 @@ def pretty(path: Sequence[int], space: Space) -> str:
 
 
 def canonical(path: Sequence[int], space: Space) -> OpPath:
-    """The one path that stands for all paths that are the same network.
+    """Return the one path that stands for all paths that are the same network.
 
-    Where neither width nor resolution changes, an identity is nothing, so only the order of the other ops counts: they
-    come first and the identities last. Inside a supernet two such paths still use different weights.
+    Where neither width nor resolution changes, an identity does nothing, so only the order of the other ops counts: they come first
+    and the identities last. Inside a supernet two such paths still use different weights.
+
+    Args:
+        path: A path.
+        space: Its space.
+
+    Returns:
+        The canonical path.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.canonical((2, 0, 2, 0, 1, 2, 0, 1), greedynas.load_space("macro"))
+        (2, 0, 2, 1, 0, 2, 1, 0)
     """
     result: list[int] = []
     for start, stop in _runs(space):

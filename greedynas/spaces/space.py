@@ -42,7 +42,18 @@ class _Data(BaseModel):
 
 
 class Fixed(_Data):
-    """A layer without choice, in the stem or the head."""
+    """A layer without a choice, in the stem or in the head of a space.
+
+    Attributes:
+        op: The name of the op, such as "CONV_K3".
+        channels: The channels that come out of it.
+        stride: 1 or 2.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.Fixed(op="CONV_K3", channels=16, stride=2).channels
+        16
+    """
 
     op: str
     channels: Channels
@@ -50,7 +61,19 @@ class Fixed(_Data):
 
 
 class Stage(_Data):
-    """`repeat` layers with the same width; the first one has the stride. `ops` replaces the space's own."""
+    """Several layers of the same width, of which the first one has the stride.
+
+    Attributes:
+        channels: The channels that come out of each layer.
+        repeat: How many layers there are.
+        stride: The stride of the first one.
+        ops: The ops of this stage, where they are others than the space's own.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.Stage(channels=24, repeat=3, stride=2).repeat
+        3
+    """
 
     channels: Channels
     repeat: Annotated[int, Field(ge=1, le=64)] = 1
@@ -91,7 +114,34 @@ class Layer:
 
 
 class Space(_Data):
-    """A search space. A path has one op index for every layer of its stages."""
+    """A search space: stages of layers that have a choice of ops, between a fixed stem and a fixed head.
+
+    A path has one op index for every layer of the stages.
+
+    Attributes:
+        name: The name.
+        ops: The names of the ops that every layer can choose from.
+        stages: The stages.
+        stem: Fixed layers before them.
+        head: Fixed layers behind them; pooling and a linear layer follow.
+        image_size: The height and width of images in pixels.
+        image_channels: 1 or 3.
+        num_classes: The classes.
+        activation: "relu" or "hard_swish", inside MB blocks.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.Space(
+        ...     name="mine",
+        ...     ops=["ID", "MB3_K3", "MB6_K5_SE"],
+        ...     stem=[greedynas.Fixed(op="CONV_K3", channels=16, stride=2)],
+        ...     stages=[greedynas.Stage(channels=24, repeat=2, stride=2)],
+        ...     image_size=64,
+        ...     num_classes=5,
+        ... )
+        >>> len(space.layers), space.costs([(1, 2)]).params.tolist()
+        (2, [24865])
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
     ops: OpNames
@@ -251,12 +301,36 @@ class Space(_Data):
 
 
 def space_names() -> list[str]:
-    """The spaces that ship."""
+    """Return the names of the spaces that ship.
+
+    Returns:
+        The names, which `load_space` and `--space` take.
+
+    Example:
+        >>> import greedynas
+        >>> "mobilenet" in greedynas.space_names()
+        True
+    """
     return sorted(file.stem for file in SPACES.glob("*.yaml"))
 
 
 def load_space(source: str | Path | Space) -> Space:
-    """A space by name (`mobilenet`), from a YAML file, or as it is."""
+    """Return a space by name or from a YAML file.
+
+    Args:
+        source: The name of a space that ships, a YAML file, or a `Space`, which is returned as it is.
+
+    Returns:
+        The space.
+
+    Raises:
+        GreedyNASError: If there is no such space, or the file does not describe one.
+
+    Example:
+        >>> import greedynas
+        >>> len(greedynas.load_space("mobilenet").layers)
+        21
+    """
     if isinstance(source, Space):
         return source
     if str(source) in space_names():

@@ -15,7 +15,18 @@ from greedynas.spaces.space import Space, load_space, space_names
 
 @dataclass(frozen=True)
 class KnownNetwork:
-    """A published network as a path of the space that holds it."""
+    """A published network as a path of the space that holds it.
+
+    Attributes:
+        name: The name, such as "greedynas-a".
+        space: The name of the space.
+        path: The path.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.known_networks()["greedynas-a"].space
+        'mobilenet-se'
+    """
 
     name: str
     space: str
@@ -24,7 +35,16 @@ class KnownNetwork:
 
 @cache
 def known_networks() -> dict[str, KnownNetwork]:
-    """The known networks by name."""
+    """Return the known networks by name: those of the paper, and Proxyless-R.
+
+    Returns:
+        A mapping from names to networks.
+
+    Example:
+        >>> import greedynas
+        >>> sorted(greedynas.known_networks())
+        ['greedynas-a', 'greedynas-b', 'greedynas-c', 'proxyless-r']
+    """
     text = (Path(__file__).parent / "zoo.yaml").read_text(encoding="utf-8")
     return {
         name: KnownNetwork(name, entry["space"], parse_path(entry["ops"], load_space(entry["space"])))

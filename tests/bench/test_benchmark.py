@@ -446,8 +446,8 @@ def test_a_loader_that_is_too_slow_is_named_with_its_hours(run_cli, tmp_path, de
 
 
 def test_the_record_is_what_is_quoted(run_cli):
-    """The worked example in docs/speed.md is the output of the command that it names, on the record that is there."""
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    """The worked example in docs/results/speed.md is the output of the command that it names, on the record that is there."""
+    page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
     file = ROOT / re.search(r"\$ greedynas bench cost --record (benchmarks/\S+)", page)[1]
     record = read_record(file)
     assert json.loads(RECORDED.read_text()) == training_rates(record)

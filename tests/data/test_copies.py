@@ -166,7 +166,7 @@ def test_a_tenth_of_copies_is_too_much(tmp_path, copies, withheld):
     found = data.caveats()
     assert (found["copies"], found["withheld"]) == (copies, withheld)
     assert len(found["caveats"]) == (copies > 0)
-    assert WITHHELD_SHARE == 0.1  # as docs/your-own-images.md says
+    assert WITHHELD_SHARE == 0.1  # as docs/guide/your-images.md says
 
 
 def test_a_class_that_the_test_set_lacks_is_told(tmp_path):

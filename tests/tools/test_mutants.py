@@ -155,7 +155,7 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
 
 
 def test_the_page_about_mutants_has_every_known_survivor():
-    page = (TOOLS.parent / "docs" / "mutants.md").read_text()
+    page = (TOOLS.parent / "docs" / "results" / "mutants.md").read_text()
     for entry in yaml.safe_load((TOOLS / "surviving_mutants.yaml").read_text()):
         assert f"- {entry['why']}\n" in page
         assert f"`{entry['before']}` → `{entry['after']}`" in page

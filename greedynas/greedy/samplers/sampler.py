@@ -28,6 +28,14 @@ class Draw:
         pool: The candidate pool.
         losses: Returns the loss of each of some distinct paths, all on the same new batch of validation images. Its cost is
             counted.
+
+    Example:
+        >>> import greedynas
+        >>> @greedynas.register_sampler("doctest-two-paths")
+        ... def two_paths(draw):
+        ...     return draw.uniform(2)
+        >>> "doctest-two-paths" in greedynas.registered()["sampler"]
+        True
     """
 
     space: Space
@@ -58,7 +66,22 @@ class Drawn:
 
 
 class Sampler(ABC):
-    """Draws paths for the updates of a supernet."""
+    """The base class of samplers, which decide what paths the next updates of a supernet train.
+
+    A function that takes a `Draw` and returns paths is enough for most samplers (`register_sampler`). Derive from this class to check
+    the space, or to train several paths in one update.
+
+    Example:
+        >>> import greedynas
+        >>> class Pairs(greedynas.Sampler):
+        ...     def paths_per_update(self, space):
+        ...         return 2
+        ...     def draw(self, draw):
+        ...         from greedynas.greedy.samplers.sampler import Drawn
+        ...         return Drawn([draw.uniform(2)])
+        >>> Pairs().paths_per_update(greedynas.load_space("macro"))
+        2
+    """
 
     filters = False  # whether it evaluates m paths for every k updates after the warm-up: the plan counts that
 

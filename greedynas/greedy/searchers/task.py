@@ -28,6 +28,13 @@ class Found:
         path: The path.
         accuracy: Its accuracy on the supernet.
         generation: The proposal that it came from, counted from 0.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.load_space("macro")
+        >>> result = greedynas.search(space, lambda paths: [sum(path) / 16 for path in paths], generations=4)
+        >>> result.best
+        Found(path=(2, 2, 2, 2, 2, 2, 2, 2), accuracy=1.0, generation=2)
     """
 
     path: OpPath
@@ -81,6 +88,16 @@ class Plan:
         population: How many paths a proposal should have.
         generations: How many proposals there should be.
         seed: Of the random draws.
+
+    Example:
+        >>> import greedynas
+        >>> @greedynas.register_searcher("doctest-one-draw")
+        ... def one_draw(plan):
+        ...     yield plan.task.sample(plan.population, plan.rng(0))
+        >>> space = greedynas.load_space("macro")
+        >>> found = greedynas.search(space, lambda paths: [0.5] * len(paths), searcher="doctest-one-draw").found
+        >>> len(found) <= 50
+        True
     """
 
     task: Task
@@ -121,6 +138,13 @@ class Searched:
         found: The evaluated paths.
         from_pool: How many of the first paths come from the candidate pool.
         rejected: How many proposed paths were rejected because they violate a limit.
+
+    Example:
+        >>> import greedynas
+        >>> space = greedynas.load_space("macro")
+        >>> result = greedynas.search(space, lambda paths: [sum(path) / 16 for path in paths], searcher="random")
+        >>> result, result.front()[-1] == result.best
+        (Searched(1,000 paths of macro, best 1.0000), True)
     """
 
     task: Task
