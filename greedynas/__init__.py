@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from greedynas.data.datasets import Data as Data
     from greedynas.data.datasets import open_data as open_data
     from greedynas.data.settings import DataSettings as DataSettings
+    from greedynas.deploy.formats.format import Conversion as Conversion
+    from greedynas.deploy.formats.format import Format as Format
+    from greedynas.deploy.latency_backends.backend import LatencyBackend as LatencyBackend
     from greedynas.deploy.latency_import import import_latency as import_latency
     from greedynas.deploy.latency_measurement import measure_latency as measure_latency
     from greedynas.deploy.prediction import Prediction as Prediction
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from greedynas.rundir.callbacks import Callback as Callback
     from greedynas.runtime.errors import GreedyNASError as GreedyNASError
     from greedynas.runtime.registry import load_plugin as load_plugin
+    from greedynas.settings.recipes import Recipe as Recipe
+    from greedynas.settings.recipes import ResolvedRecipe as ResolvedRecipe
     from greedynas.settings.schema import Config as Config
     from greedynas.settings.schema import RetrainSettings as RetrainSettings
     from greedynas.spaces.budget import Budget as Budget
@@ -98,6 +103,8 @@ _PUBLIC = {
     "api.stages": ["export", "load_supernet", "report", "retrain", "run", "search_run", "train"],
     "data.datasets": ["Data", "open_data"],
     "data.settings": ["DataSettings"],
+    "deploy.formats.format": ["Conversion", "Format"],
+    "deploy.latency_backends.backend": ["LatencyBackend"],
     "deploy.latency_import": ["import_latency"],
     "deploy.latency_measurement": ["measure_latency"],
     "deploy.prediction": ["Prediction", "predict"],
@@ -118,6 +125,7 @@ _PUBLIC = {
     "rundir.callbacks": ["Callback"],
     "runtime.errors": ["GreedyNASError"],
     "runtime.registry": ["load_plugin"],
+    "settings.recipes": ["Recipe", "ResolvedRecipe"],
     "settings.schema": ["Config", "RetrainSettings"],
     "spaces.budget": ["Budget"],
     "spaces.latency": ["LatencyTable", "load_latency_table"],

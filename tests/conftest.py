@@ -60,7 +60,7 @@ def run_cli(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Threads cost more than they bring with networks as small as those of `tests.test_training`."""
+    """Threads cost more than they bring with networks as small as those of `tests.helpers.training`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -82,6 +82,17 @@ def data(photos):
     found = opened(photos)
     assert (len(found.train), len(found.val)) == (42, 12)  # four steps an epoch, two images left out
     return found
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers something for one test."""
+
+    def register(registry, name, implementation):
+        monkeypatch.setattr(registry, "_found", dict(registry._found))
+        return registry.register(name, implementation)
+
+    return register
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@
     python tools/mutants.py --jobs 2                               everything, in a night
     python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
-    python tools/mutants.py --report --results benchmarks/mutants.jsonl.gz
+    python tools/mutants.py --report --results benchmarks/records/mutants-cpu2-2026-11-18.jsonl.gz
 
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
@@ -53,28 +53,49 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     "pool": ("greedynas/greedy/pool.py", ["tests/greedy/test_pool.py"]),
     "schedule": (
         "greedynas/greedy/schedule.py",
-        [
-            "tests/greedy/test_schedule.py",
-            "tests/experimental/test_snapshots.py",
-            "tests/studies/test_macro.py::test_epochs_within_a_cost",
-        ],
+        ["tests/greedy/test_schedule.py", "tests/studies/test_macro.py::test_epochs_within_a_cost"],
     ),
     "training": (
         "greedynas/greedy/training.py",
         ["tests/greedy/test_training.py", "tests/models/test_losses.py", "tests/rundir/test_checkpointing.py"],
     ),
     "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
-    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_training.py"]),
+    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_schedule.py", "tests/greedy/test_training.py"]),
+    "validation": (
+        "greedynas/greedy/validation.py",
+        [
+            "tests/greedy/test_validation.py",
+            "tests/greedy/test_training.py",
+            "tests/models/test_losses.py",
+            "tests/stages/test_search.py",
+        ],
+    ),
+    "sampler": (
+        "greedynas/greedy/samplers/sampler.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
+    "greedy": ("greedynas/greedy/samplers/greedy.py", ["tests/greedy/test_training.py"]),
+    "fair": (
+        "greedynas/greedy/samplers/fair.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
     "evaluation": (
         "greedynas/greedy/evaluation.py",
         ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
     ),
-    "batchnorm": ("greedynas/models/batchnorm.py", ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"]),
+    "batchnorm": (
+        "greedynas/models/batchnorm.py",
+        ["tests/models/test_batchnorm.py", "tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
+    ),
     "losses": ("greedynas/models/losses.py", ["tests/models/test_losses.py"]),
     "class_weights": ("greedynas/data/class_weights.py", ["tests/models/test_losses.py"]),
     "search": (
         "greedynas/greedy/search.py",
-        ["tests/greedy/test_search.py", "tests/greedy/searchers/test_evolution.py"],
+        [
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_searchers.py",
+            "tests/greedy/searchers/test_evolution.py",
+        ],
     ),
     "task": (
         "greedynas/greedy/searchers/task.py",

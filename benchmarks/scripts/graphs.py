@@ -29,7 +29,7 @@ from greedynas.data.settings import DataSettings
 from greedynas.gpu import engine
 from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.samplers.fair import fair_paths
-from greedynas.greedy.steps import TrainingStep, make_optimizer
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer
 from greedynas.greedy.training import train_supernet
 from greedynas.jobs.resolving import load_config
 from greedynas.models.engine import warm_up
@@ -48,7 +48,7 @@ def fresh(config: Any, seed: int = 0) -> Supernet:
 
 def steps(config: Any, data: Any, net: Supernet, count: int, lr: float, seed: int = 0) -> Any:
     """Losses, on the device, of training steps on random paths (or fair groups of them), one a time."""
-    step = TrainingStep(net, make_optimizer(net, config.train), config.train, None, "bf16")
+    step = TrainingStep(net, supernet_optimizer(net, config.train), config.train, None, "bf16")
     batches = (batch for epoch in itertools.count() for batch in data.train.train_batches(epoch, BATCH))
     paths = [tuple(path) for path in config.space.sample(count, stream(seed, "paths")).tolist()]
     for i, (images, labels) in zip(range(count), batches, strict=False):

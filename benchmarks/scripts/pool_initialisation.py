@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from greedynas.greedy.search import search
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.spaces.budget import Budget, parse_count
 from greedynas.stages.run import Run
-from greedynas.stages.search import SupernetEvaluator, load_supernet
+from greedynas.stages.search import load_supernet
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     with Run.open(arguments.run) as run:
         config = run.config()
         net, state, data, precision = load_supernet(run, config)
-    evaluate = SupernetEvaluator(net, data, config.search, config.seed, precision)
+    evaluate = SupernetAccuracies(net, data, config.search, config.seed, precision)
     budget = Budget(max_macs=parse_count(arguments.flops))
     starts = {"pool": [path for path, _ in state.pool.best()], "random": []}
     record: dict[str, list[dict[str, float]]] = {name: [] for name in starts}

@@ -37,6 +37,7 @@ from greedynas.data.settings import DataSettings
 from greedynas.greedy.settings import TrainSettings
 from greedynas.jobs.estimates import machine_name
 from greedynas.jobs.resolving import load_config
+from greedynas.rundir.schemas import VERSIONS
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError, unknown
 from greedynas.runtime.files import write_json
@@ -45,7 +46,7 @@ from greedynas.settings.loading import preset_names
 from greedynas.settings.schema import Config
 from greedynas.spaces.space import Space, load_space
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["bench"]
 SPACES = ("mobilenet", "mobilenet-se", "macro")
 MEASURES: dict[str, Callable[[Subject, Work], Measurement]] = {
     "train": training_step,

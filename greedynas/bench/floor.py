@@ -7,7 +7,6 @@ is 2 · (input + output) on top of the forward pass. Weights are not counted: th
 """
 
 import statistics
-import time
 from functools import cache
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from greedynas.models.blocks import make_block
+from greedynas.runtime.stopwatch import seconds
 from greedynas.spaces.costs import CostTable
 from greedynas.spaces.space import Layer, Space
 
@@ -30,18 +30,8 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(source)
     times = []
     for _ in range(REPEATS + 1):
-        wait(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        wait(device)
-        times.append(time.perf_counter() - start)
+        times.append(seconds(lambda: target.copy_(source), device))
     return 2 * source.nbytes / statistics.median(times[1:])
-
-
-def wait(device: torch.device) -> None:
-    """Until everything that was asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def traffic_table(space: Space) -> CostTable:

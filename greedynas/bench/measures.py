@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table, wait
+from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table
 from greedynas.bench.variants import Subject
 from greedynas.data.datasets import Data
 from greedynas.gpu.recording import SMALL, worth_recording
@@ -26,6 +26,7 @@ from greedynas.greedy.state import TrainState
 from greedynas.greedy.validation import FilterLosses
 from greedynas.models.engine import warm_up
 from greedynas.runtime.rng import stream
+from greedynas.runtime.stopwatch import wait
 from greedynas.settings.schema import Config
 from greedynas.spaces.costs import CostTable, IntArray, tree_cost
 from greedynas.spaces.paths import OpPath

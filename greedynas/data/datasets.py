@@ -22,7 +22,7 @@ from greedynas.data.settings import DataSettings
 from greedynas.data.sources import MOST_HASHED, Files, Source, Splits
 from greedynas.data.specs import InMemory, dataset_splits, read_splits
 from greedynas.data.splits import _check_present, _number_classes, _split, _with_every_class
-from greedynas.data.transforms import View, normalisation
+from greedynas.data.transforms import View, normalisation, stored_side
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
 from greedynas.spaces.space import Space
@@ -305,10 +305,9 @@ def _assembled(
 
 def _view(settings: DataSettings, image_size: int, image_channels: int, seed: int) -> View:
     normalisation(image_channels)  # refuses what images cannot have
-    fraction = settings.crop_fraction or (1.0 if image_size <= 64 else 0.875)
     return View(
         size=image_size,
-        stored=round(image_size / fraction),
+        stored=stored_side(image_size, settings.crop_fraction),
         channels=image_channels,
         augment=settings.augment,
         pad=settings.pad,

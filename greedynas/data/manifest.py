@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from greedynas.data.folders import shown_path
 from greedynas.data.sources import Files, Splits, file_digest
+from greedynas.rundir.schemas import VERSIONS
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import write_atomically
 
 FILE = "data.jsonl"
-SCHEMA_VERSION = 2  # the first one was data.json, which held counts and a hash of labels
+SCHEMA_VERSION = VERSIONS["data"]
 MAX_BYTES = 4 * 10**9  # some ten million images
 ROLES = ("train", "val", "test", "archive")
 Rows = NDArray[np.int64]

@@ -31,6 +31,7 @@ Numbers = NDArray[np.float64]
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
+WHOLE_UP_TO = 64  # pixels of an input; larger ones see the centre of a larger square
 ATTEMPTS = 10  # at a crop that lies within the image, as in torchvision's RandomResizedCrop
 ASPECTS = (3 / 4, 4 / 3)
 LONGEST = 3  # times the shorter side: of longer images training sees the centre, else a few would fill the memory
@@ -411,23 +412,43 @@ class View:
         if pixels.is_cuda and engine.mode() != "off" and engine.has_triton():
             from greedynas.gpu.kernels.small import crops  # one kernel instead of fifteen
 
-            numbers = _scale_and_shift(self.channels, pixels.device)
+            numbers = _scale_and_shift(*normalisation(self.channels), pixels.device)
             return crops(pixels, rows, plan, self.size, *numbers).permute(0, 3, 1, 2)
         return self.normalise(self.augmented(pixels, rows, plan))
 
     def centre(self, pixels: Tensor) -> Tensor:
-        """What evaluation sees of stored squares: (n, size, size, channels)."""
-        end = self._margin + self.size
-        return pixels[:, self._margin : end, self._margin : end]
+        """Return what evaluation sees of stored squares: (n, size, size, channels)."""
+        return centre(pixels, self.size)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """0 to 255 with the channels last -> normalised float32 (n, channels, size, size), channels_last."""
-        scale, shift = _scale_and_shift(self.channels, pixels.device)
-        return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)
+        return normalised(pixels, *normalisation(self.channels))
 
     @property
     def _margin(self) -> int:
         return (self.stored - self.size) // 2
+
+
+def crop_fraction(size: int) -> float:
+    """Return the share of a stored square's side that evaluation sees: small images are seen whole."""
+    return 1.0 if size <= WHOLE_UP_TO else 0.875
+
+
+def stored_side(size: int, fraction: float | None = None) -> int:
+    """Return the side of the squares that are kept for networks of this input size."""
+    return round(size / (fraction or crop_fraction(size)))
+
+
+def centre(pixels: Tensor, size: int) -> Tensor:
+    """Return the central size x size pixels of squares (n, side, side, channels)."""
+    margin = (pixels.shape[1] - size) // 2
+    return pixels[:, margin : margin + size, margin : margin + size]
+
+
+def normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return pixels from 0 to 255 (n, h, w, channels) as normalised float32 (n, channels, h, w), channels_last."""
+    scale, shift = _scale_and_shift(mean, std, pixels.device)
+    return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)
 
 
 def in_chunks(values: NDArray[Any], size: int = 65536) -> list[NDArray[Any]]:
@@ -437,13 +458,13 @@ def in_chunks(values: NDArray[Any], size: int = 65536) -> list[NDArray[Any]]:
 
 def denormalised(images: Tensor) -> Tensor:
     """What `View.normalise` made, back as the nearest uint8 pixels: (n, channels, size, size) -> (n, size, size, channels)."""
-    scale, shift = _scale_and_shift(images.shape[1], images.device)
+    scale, shift = _scale_and_shift(*normalisation(images.shape[1]), images.device)
     pixels = (images.permute(0, 2, 3, 1) - shift) / scale
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 @cache
-def _scale_and_shift(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Normalisation as one multiplication and one addition on pixels from 0 to 255."""
-    mean, std = (torch.tensor(values, dtype=torch.float64) for values in normalisation(channels))
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return normalisation as one multiplication and one addition on pixels from 0 to 255."""
+    means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+    return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)

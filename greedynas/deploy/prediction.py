@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from greedynas.data.folders import EXTENSIONS
-from greedynas.data.transforms import Pixels, open_image, reason, square
+from greedynas.data.transforms import Pixels, centre, normalised, open_image, reason, square
 from greedynas.deploy.formats.format import Classifier, format_of, make_format
 from greedynas.deploy.onnx_sandbox import images_at_once
 from greedynas.models.model_file import WEIGHTS, Card, find_model
@@ -111,13 +111,8 @@ def read_square(file: Path, card: Card) -> Pixels:
 
 
 def make_input(squares: Sequence[Pixels], card: Card) -> Tensor:
-    """The centres of squares, normalised: float32 (n, channels, size, size)."""
-    margin = (card.stored_size - card.image_size) // 2
-    inner = slice(margin, margin + card.image_size)
-    pixels = torch.from_numpy(np.stack(squares)[:, inner, inner])
-    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (card.mean, card.std))
-    # The arithmetic of `View.normalise`, so that the bits are those of training.
-    return pixels.float().mul_((1 / (255 * std)).float()).add_((-mean / std).float()).permute(0, 3, 1, 2)
+    """Return the centres of squares, normalised as in training: float32 (n, channels, size, size)."""
+    return normalised(centre(torch.from_numpy(np.stack(squares)), card.image_size), card.mean, card.std)
 
 
 def _predictions(

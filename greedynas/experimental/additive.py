@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from greedynas.greedy.searchers.additive import additive_model
 from greedynas.runtime.errors import GreedyNASError
@@ -34,6 +34,12 @@ class Blended:
 
     def __call__(self, paths: Sequence[OpPath], accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the score of each path."""
-        if np.ptp(accuracies) == 0:  # a fit to equal numbers would make ranks of rounding errors
-            return accuracies
-        return (1 - self.share) * accuracies + self.share * additive_model(paths, accuracies)
+        return blended(paths, accuracies, self.share)
+
+
+def blended(paths: ArrayLike, accuracies: NDArray[Any], share: float) -> NDArray[np.float64]:
+    """Return scores that are this share of an additive model, fitted to these paths, and the rest of their accuracies."""
+    accuracies = np.asarray(accuracies, float)
+    if share == 0 or np.ptp(accuracies) == 0:  # a fit to equal numbers would make ranks of rounding errors
+        return accuracies
+    return (1 - share) * accuracies + share * additive_model(paths, accuracies)

@@ -26,6 +26,7 @@ from greedynas.rundir.callbacks import Callback
 from greedynas.rundir.checkpointing import Checkpointing, checkpointing
 from greedynas.rundir.checkpoints import Checkpoint, training_tensors
 from greedynas.rundir.run_directory import RunDirectory
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import write_json
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.parallel.reduction import same_weights
@@ -93,6 +94,8 @@ def train_supernet(
                     losses = FilterLosses(net, data, settings, seed, state, eval_precision)
                     draw = make_draw(net, settings, schedule, state, seed, losses)
                     drawn = sampler.draw(draw)
+                    if not drawn.updates or not all(drawn.updates):
+                        raise GreedyNASError(f"the sampler {settings.sampler!r} has drawn no path for an update")
                     for path, path_loss in drawn.filtered.kept if drawn.filtered is not None else ():
                         state.pool.update(path, path_loss)
                     state.waiting = drawn.updates

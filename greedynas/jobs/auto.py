@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from greedynas.data.transforms import crop_fraction
 from greedynas.greedy.schedule import PAPER_RATIO
 from greedynas.greedy.settings import TrainSettings
 from greedynas.jobs.probe import Look, look_at
@@ -209,7 +210,7 @@ def _space_for(choices: Choices, look: Look, kind: str, side: int, images: int) 
 
 def _stored(size: int) -> float:
     """Pixels that a network's input is cut out of, see `data.crop_fraction`."""
-    return size if size <= 64 else size / 0.875
+    return size / crop_fraction(size)
 
 
 def _cpu_images(choices: Choices, look: Look, images: int) -> float:

@@ -22,6 +22,7 @@ from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
 from greedynas.runtime.rng import stream, torch_stream
+from greedynas.runtime.stopwatch import seconds, wait
 from greedynas.settings.recipes import ResolvedRecipe
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
@@ -208,7 +209,7 @@ def _waiting(images: ImageSet, size: int, step: float, device: torch.device) -> 
     for _ in range(min(4, plain.steps_per_epoch(size))):
         start = time.perf_counter()
         next(batches)
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - start)
     usual = statistics.median(times[1:] or times)
     return usual + max(times[0] - usual, 0) / plain.steps_per_epoch(size)  # the epoch is planned before its first batch
@@ -282,13 +283,4 @@ def _clock(work: Callable[[int], None], n: int, device: torch.device, warm: bool
     """One call; with `warm` after another one, in which kernels are chosen and compiled."""
     if warm:
         work(n)
-    _wait(device)
-    start = time.perf_counter()
-    work(n)
-    _wait(device)
-    return max(time.perf_counter() - start, 1e-9)  # a clock may stand still
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return max(seconds(lambda: work(n), device), 1e-9)  # a clock may stand still

@@ -17,7 +17,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, is_model, register_model  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
-from greedynas.data.transforms import normalisation
+from greedynas.data.transforms import crop_fraction, normalisation
 from greedynas.models.model_file import Card, find_model, parse_card, read_card
 from greedynas.models.network import Network, build_network, feature_info
 from greedynas.runtime.errors import GreedyNASError
@@ -112,7 +112,7 @@ def _about(name: str, space: Space) -> dict[str, Any]:
         "architecture": name,
         "input_size": (channels, size, size),
         "pool_size": (last, last),
-        "crop_pct": 1.0 if size <= 64 else 0.875,
+        "crop_pct": crop_fraction(size),
         "interpolation": "bilinear",
         "mean": mean,
         "std": std,

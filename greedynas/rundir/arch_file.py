@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from greedynas.rundir.run_directory import NAME
-from greedynas.rundir.schemas import Arch, read_record
+from greedynas.rundir.schemas import VERSIONS, Arch, read_record
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import write_json
 from greedynas.spaces.paths import canonical, op_names
 from greedynas.spaces.space import Space
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["arch"]
 
 
 def path_arch(name: str, path: Sequence[int], space: Space) -> dict[str, Any]:

@@ -35,6 +35,19 @@ def unpack_bits(text: str, count: int) -> Bits:
     return np.unpackbits(packed, count=count).astype(bool)
 
 
+# The versions of the files that greedynas writes: each grows when older programs could no longer read the file.
+VERSIONS = {
+    "run": 2,  # config.yaml, and with it the checkpoints
+    "data": 2,  # data.jsonl; the first one was data.json, which held counts and a hash of labels
+    "arch": 1,
+    "search": 1,
+    "retrain": 1,
+    "test": 1,
+    "export": 1,
+    "study": 1,
+    "bench": 1,
+}
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[int, Field(ge=0, le=2**62)]
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]

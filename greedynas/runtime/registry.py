@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         """Add an implementation under a name that is not taken, and return it."""
         taken = self._found.get(name, self._places.get(name))
         # A module that is imported once more, as in a notebook, may register what it defines again.
-        same = callable(taken) and _origin(taken) == _origin(implementation)
+        same = _origin(taken) is not None and _origin(taken) == _origin(implementation)
         if taken is not None and not same:
             raise GreedyNASError(f"there is already a {self.kind} named {name!r}; give this one another name")
         self._found[name] = implementation
@@ -81,11 +81,21 @@ class Registry(Generic[T]):
         try:
             return cast(T, place.load())
         except Exception as error:  # whatever the package raises
-            raise GreedyNASError(f"the {self.kind} {name!r} of {place.value} cannot be loaded: {error}") from error
+            raise GreedyNASError(
+                f"the {self.kind} {name!r} of {place.value} cannot be loaded: {_told(error)}"
+            ) from error
 
 
-def _origin(implementation: Any) -> tuple[str | None, str | None]:
-    return getattr(implementation, "__module__", None), getattr(implementation, "__qualname__", None)
+def _told(error: Exception) -> str:
+    """Return what somebody else's code has raised, as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message':.300}"
+
+
+def _origin(implementation: Any) -> tuple[str, str] | None:
+    """Return where a function or a class was defined, or the function that something builds with; None for other things."""
+    source = getattr(implementation, "build", implementation)
+    name = getattr(source, "__qualname__", None)
+    return None if name is None else (source.__module__, name)
 
 
 def registering(registry: Registry[T], name: str, implementation: T | None) -> Any:
@@ -115,10 +125,10 @@ def load_plugin(name: str) -> None:
         True
     """
     file = Path(name).expanduser()
+    if file.suffix == ".py" and not file.is_file():
+        raise GreedyNASError(f"there is no plugin {name}")
     try:
         if file.suffix == ".py":
-            if not file.is_file():
-                raise GreedyNASError(f"there is no plugin {name}")
             spec = spec_from_file_location(file.stem, file)
             assert spec is not None
             assert spec.loader is not None
@@ -134,5 +144,4 @@ def load_plugin(name: str) -> None:
     except ModuleNotFoundError as error:
         raise GreedyNASError(f"the plugin {name} cannot be imported: {error}") from None
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
-        raise GreedyNASError(f"the plugin {name} cannot be imported: {type(error).__name__}: {reason:.300}") from error
+        raise GreedyNASError(f"the plugin {name} cannot be imported: {_told(error)}") from error

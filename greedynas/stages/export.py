@@ -6,7 +6,6 @@ the test images, its latency on one CPU thread. What is finished is not done aga
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,8 @@ def export_stage(
             data = data or _read_data(run, card)
             _check_data(data, card)
             run.check_data(data)
-            remove_old(home, published)
+            if result is None:  # else these files are of the same weights: should a new format fail, they stay
+                remove_old(home, published)
             about = {"schema_version": SCHEMA_VERSION, "model": name, "weights": digest, "formats": asked}
             result = {**about, **write_files(home, network, card, data, asked, console)}
             write_json(home / RECORD, result)
@@ -128,6 +128,7 @@ def write_files(
     wanted = [make_format(name) for name in formats]
     made: list[Converted] = []
     skipped: dict[str, str] = {}
+    shutil.rmtree(home / STAGING, ignore_errors=True)  # of an export that was killed
     try:
         for format in wanted:
             with console.status(f"exporting {card.name} to {format.name}"):
@@ -179,16 +180,19 @@ def convert(
     source = Conversion(network, card, lambda: (batch for batch, _ in _batches(images, rows)))
     made, skipped = [], {}
     for precision in format.precisions:
-        step = partial(_convert_one, home, format, precision, source, images)
-        if precision == format.reference:
-            made.append(step())
-            continue
         try:
-            made.append(step())
-        except Exception as error:  # of two libraries, for any network; the other files are as good without this one
+            made.append(_convert_one(home, format, precision, source, images))
+        except Exception as error:  # of libraries, for any network
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the machine's: a full disk
-            skipped[format.file_name(precision)] = " ".join(str(error).split())[:300] or type(error).__name__
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            if precision != format.reference:  # the other files are as good without this one
+                skipped[format.file_name(precision)] = why
+            elif isinstance(error, GreedyNASError | MemoryError):
+                raise
+            else:
+                logger.info("%s cannot be converted to %s", card.name, format.name, exc_info=True)
+                raise GreedyNASError(f"{card.name} cannot be converted to {format.name}: {why}") from error
     return made, skipped
 
 

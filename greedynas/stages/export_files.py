@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ import torch
 from greedynas.deploy.formats import FORMATS
 from greedynas.deploy.formats.format import CARD, Classifier, Format, format_of, known_formats
 from greedynas.models.model_file import WEIGHTS
-from greedynas.rundir.schemas import Exported, read_record
+from greedynas.rundir.schemas import VERSIONS, Exported, read_record
 from greedynas.runtime.devices import cpu_name
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import TEMPORARY, read_json, write_atomically
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["export"]
 RECORD = "export.json"
 STAGING = f"export{TEMPORARY}"  # the folder in which files are made and checked
 FILE_NAME = re.compile(r"model\.[A-Za-z0-9_.\-]+")
@@ -133,7 +132,6 @@ def remove_old(home: Path, published: Path | None) -> None:
     """Remove files of other weights: they must not stay where the new ones fail."""
     formats = list(known_formats())
     names = {name for format in formats for name in _file_names(format)} | _recorded_names(home)
-    shutil.rmtree(home / STAGING, ignore_errors=True)
     for name in (RECORD, *sorted(name for name in names if FILE_NAME.fullmatch(name) and name not in (WEIGHTS, CARD))):
         (home / name).unlink(missing_ok=True)
     if published is not None:

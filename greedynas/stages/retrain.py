@@ -27,7 +27,7 @@ from greedynas.models.losses import classification_loss
 from greedynas.models.model_file import load_network, save_network
 from greedynas.rundir.arch_file import read_arch
 from greedynas.rundir.run_directory import NAME, differences
-from greedynas.rundir.schemas import Finished, Top, read_record
+from greedynas.rundir.schemas import VERSIONS, Finished, Top, read_record
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_json, write_atomically, write_json
@@ -44,7 +44,7 @@ from greedynas.stages.testing import assess, predict_logits, top_accuracy
 
 __all__ = ["report_retraining", "retrain", "retrain_stage"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["retrain"]
 FREE = {"checkpoint_minutes", "checkpoint_steps"}  # settings that change nothing
 
 

@@ -13,6 +13,7 @@ from greedynas.data.settings import DataSettings, Told, stored_settings
 from greedynas.data.specs import FORMS, at_home, names_a_folder
 from greedynas.models.supernet import Supernet, fresh_supernet
 from greedynas.rundir.run_directory import RunDirectory, differences, flatten, refuse_links, versions
+from greedynas.rundir.schemas import VERSIONS
 from greedynas.runtime.devices import cpu_has_bf16
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import TEMPORARY, read_json, write_atomically
@@ -23,7 +24,7 @@ from greedynas.settings.experiments import hooks_of
 from greedynas.settings.loading import validated
 from greedynas.settings.schema import Config
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = VERSIONS["run"]
 # Settings that do not change what is computed: they may differ when a run is resumed.
 FREE = {"train.checkpoint_minutes", "train.checkpoint_steps", "train.keep_checkpoints", "data.workers", "device"}
 FREE |= {"callbacks", "data.root", "data.download"}  # where images lie does not count: `check_data` compares the images

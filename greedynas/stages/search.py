@@ -30,7 +30,7 @@ from greedynas.models.supernet import Supernet
 from greedynas.rundir.arch_file import path_arch, read_arch, write_arch
 from greedynas.rundir.checkpoints import Checkpoint, Checkpoints, fitting, load_weights, net_weights
 from greedynas.rundir.run_directory import NAME
-from greedynas.rundir.schemas import Chosen, Evaluated
+from greedynas.rundir.schemas import VERSIONS, Chosen, Evaluated
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.files import read_json, write_json
@@ -47,7 +47,7 @@ from greedynas.spaces.space import Space
 from greedynas.stages.run import Run, choose_precisions, read_run_config, read_run_data, supernet_of
 from greedynas.stages.search_summary import _choice_told
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["search"]
 BALANCED = "balanced accuracy"
 
 

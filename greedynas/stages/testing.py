@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from greedynas.data.class_weights import macro_accuracy
 from greedynas.data.loader import ImageSet
 from greedynas.data.transforms import denormalised
-from greedynas.rundir.schemas import pack_bits
+from greedynas.rundir.schemas import VERSIONS, pack_bits
 from greedynas.runtime.rng import stream
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["test"]
 CHUNK = 256  # images at a time
 SHOWN = 12  # images at random, and as many of the most confident mistakes
 THUMBNAIL = 96  # pixels, at most

@@ -282,6 +282,7 @@ def settings_of_retraining(config: Config, seed: int) -> dict[str, Any]:
         "train": TrainSettings(),
         "rivals": {},
         "experimental": {},
+        "study_epochs": None,
         "search": SearchSettings(),
         "seed": seed,
         "asked": None,

@@ -35,6 +35,7 @@ from rich.console import Console
 from greedynas.reporting.cells import Table, rich_table
 from greedynas.rundir.locks import Lock
 from greedynas.rundir.run_directory import differences, versions
+from greedynas.rundir.schemas import VERSIONS
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_arrays, read_json, write_atomically, write_json
 from greedynas.runtime.parallel import ranks
@@ -46,7 +47,7 @@ from greedynas.settings.loading import validated
 if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["study"]
 QUICK_NOTE = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
@@ -290,6 +291,9 @@ def modernised(config: dict[str, Any]) -> dict[str, Any]:
         if train.get(name, value) == value:
             train.pop(name, None)
     rest = {key: value for key, value in config.items() if key != "samplers"}
+    own = dict(dict(config.get("samplers", {})).get(train.get("sampler"), {}))  # `train` has its values already
+    if "max_epochs" in own:
+        rest["study_epochs"] = own["max_epochs"]
     return {**rest, "train": train, "search": search, "experimental": experimental}
 
 

@@ -38,7 +38,7 @@ from greedynas.stages.run import FREE, choose_precisions, supernet_of
 from greedynas.stages.train import train_stage
 
 # Of a part with a "config": its result does not depend on where it was worked out, nor on where the same images lie.
-FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"data.source", "data.root", "data.memory_gb"})
+FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"name", "data.source", "data.root", "data.memory_gb"})
 
 
 @dataclass
@@ -80,9 +80,23 @@ def method_preset(source: str | Path, changes: dict[str, Any], sampler: str) -> 
 
     A source that names none for this sampler gives its own settings with the sampler changed.
     """
-    base = load_config(source, changes)
-    preset = source if base.train.sampler == sampler else base.rivals.get(sampler, source)
-    return load_config(preset, {**changes, "train.sampler": sampler})
+    return as_rival(load_config(source, changes), sampler, changes)
+
+
+def as_rival(config: Config, sampler: str, changes: dict[str, Any] | None = None) -> Config:
+    """Return the settings with another sampler, trained as the preset does that they name for it.
+
+    All else stays, such as the images: what is compared is the training.
+    """
+    if config.train.sampler == sampler:
+        return config
+    if sampler not in config.rivals:
+        return config.model_copy(update={"train": config.train.model_copy(update={"sampler": sampler})})
+    rival = load_config(config.rivals[sampler], {**(changes or {}), "train.sampler": sampler})
+    names = ("log_every", "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints")
+    train = rival.train.model_copy(update={name: getattr(config.train, name) for name in names})
+    update = {"train": train, "experimental": rival.experimental, "study_epochs": rival.study_epochs}
+    return config.model_copy(update=update)
 
 
 def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:

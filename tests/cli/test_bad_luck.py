@@ -86,14 +86,14 @@ def test_numbers_that_no_weight_can_hold_are_refused(run_cli, setting):
 # Files of a run
 
 
-@pytest.mark.parametrize("place", ["pool", "snapshot", "waiting"])
+@pytest.mark.parametrize("place", ["pool", "previous_pool", "waiting"])
 @pytest.mark.parametrize("path", [[99, 0], [0], [0] * 50])
 def test_paths_of_a_checkpoint_are_paths_of_the_space(base, run_cli, tmp_path, place, path):
     run = shutil.copytree(base, tmp_path / "run")
     state = read_checkpoint(next((run / "supernet").glob("step-*")))[1]
     wrong = {
         "pool": {**state["pool"], "entries": [[path, 0.5, 1]]},
-        "snapshot": [path],
+        "previous_pool": [path],
         "waiting": [[path]],
     }
     _lay_checkpoint(run / "supernet", json.dumps({**state, place: wrong[place]}).encode(), run)

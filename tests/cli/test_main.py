@@ -247,7 +247,7 @@ def one_class_unreadable(photos):
         (None, ["--set", "lr=-1"], "train.lr"),
         (None, ["--set", "lr"], "--set takes key=value"),
         (None, ["--set", "device=cpux"], "device"),
-        (None, ["--sampler", "greedier"], "train.sampler"),
+        (None, ["--sampler", "greedier"], "unknown sampler 'greedier' (did you mean 'greedy'?); known: greedy"),
         (None, ["--seed", "-1"], "--seed"),
         (None, ["--seed", "one"], "--seed"),
         (None, ["--set", "image_size=1"], "image_size 1 is too small"),

@@ -15,7 +15,7 @@ from greedynas.data.sources import Files
 from greedynas.data.transforms import Unreadable, View
 from greedynas.runtime.errors import GreedyNASError
 from tests.helpers.paths import ROOT
-from tests.helpers.pictures import opened, paint, picture, spoil
+from tests.helpers.pictures import large_png, opened, paint, picture, spoil
 
 
 def bomb():
@@ -101,7 +101,7 @@ import io, json, os, resource, sys
 import numpy as np
 from PIL import Image
 from greedynas.data.transforms import random_crop, square
-from tests.test_unreadable import large_png
+from tests.helpers.pictures import large_png
 
 square(Image.new("I;16", (64, 64)), 3, 8)  # imports what is imported late
 for side, depth, colour, how in json.loads(sys.argv[1]):
@@ -122,19 +122,6 @@ for side, depth, colour, how in json.loads(sys.argv[1]):
         os._exit(0)
     os.waitpid(child, 0)
 """
-
-
-def large_png(side, depth, colour):
-    """A small file with a black picture of side × side pixels."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    row = b"\0" * (1 + side * {0: 1, 2: 3, 6: 4}[colour] * depth // 8)
-    packer = zlib.compressobj(1)
-    packed = b"".join([packer.compress(row) for _ in range(side)]) + packer.flush()
-    header = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
 def test_decoding_takes_little_memory(tmp_path):

@@ -27,8 +27,6 @@ from tests.helpers.model_files import make_card, save_trained
 from tests.helpers.paths import ROOT
 from tests.helpers.pictures import picture, spoil
 
-__all__ = ["exported"]  # a fixture
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DOCS = ROOT / "docs" / "export.md"

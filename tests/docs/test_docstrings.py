@@ -35,6 +35,7 @@ def test_docstring(name):
     text = inspect.cleandoc(value.__doc__ or "")
     first, _, rest = text.partition("\n")
     assert first.endswith("."), first
+    assert not rest.startswith("\n "), "the first line is a paragraph of its own"
     assert not rest or rest.startswith("\n"), "the first line is a paragraph of its own"
     assert ">>>" in text
     if not inspect.isclass(value):

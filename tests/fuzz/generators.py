@@ -232,7 +232,7 @@ def growing(draw: Callable[..., Any], card: str) -> bytes:
 
 
 # A training may take as long, or as many processes, as its user wants.
-LASTING = ("max_epochs", "supernets", "train.m", "workers", "name", "seed", "expect", "asked", "space")
+LASTING = ("max_epochs", "train.m", "workers", "name", "seed", "expect", "asked", "space")
 
 
 def assignments(lasting: bool = True) -> st.SearchStrategy[str]:

@@ -417,7 +417,7 @@ def test_cards(value):
 
 STATE = TrainState.__dataclass_fields__
 SAVED = {"pool": {"size": 2, "updates": 1, "entries": [[[0, 1], 0.5, 1]]}, "step": 1, "epoch": 0, "draws": 1, "waiting": [[[0, 1]]],
-         "snapshot": [], "novelty": None, "optimization_images": 5, "evaluation_images": 5, "stopped": None, "recent_losses": [1.0],
+         "previous_pool": [], "novelty": None, "optimization_images": 5, "evaluation_images": 5, "stopped": None, "recent_losses": [1.0],
          "metrics_length": 0, "seconds": 0.0, "measured_ratio": None}  # fmt: skip
 
 

@@ -4,11 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from greedynas import CandidatePool, Fixed, GreedyNASError, Space, Stage, filter_paths, load_space
+from greedynas import CandidatePool, GreedyNASError, filter_paths, load_space
 from greedynas.greedy.filtering import Filtered, sample_paths
-from greedynas.greedy.samplers.fair import fair_paths
 from greedynas.runtime.parallel import ranks
-from tests.helpers.strategies import paths_of, spaces
+from tests.helpers.strategies import paths_of
 
 MACRO = load_space("macro")
 
@@ -82,26 +81,6 @@ def test_a_pool_is_not_sampled_from_unless_epsilon_says_so():
 def test_impossible_numbers_of_paths_are_refused(m, k):
     with pytest.raises(GreedyNASError, match="k = "):
         filter_paths(MACRO, lambda paths: [0.0] * len(paths), m, k, np.random.default_rng(0))
-
-
-@given(spaces(), st.integers(0, 5))
-def test_fair_paths_meet_every_op_of_every_layer_once(space, seed):
-    if len(set(space.num_ops)) > 1:
-        with pytest.raises(GreedyNASError, match="fair"):
-            fair_paths(space, np.random.default_rng(seed))
-        return
-    paths = np.array(fair_paths(space, np.random.default_rng(seed)))
-    assert paths.shape == (space.num_ops[0], len(space.layers))
-    assert (np.sort(paths, axis=0) == np.arange(space.num_ops[0])[:, None]).all()
-
-
-def test_fair_paths_of_uneven_spaces_are_refused():
-    stages = [Stage(channels=8), Stage(channels=8, ops=["ID", "MB3_K3", "MB6_K3"])]
-    space = Space(
-        name="uneven", ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=8)], stages=stages, image_size=8
-    )
-    with pytest.raises(GreedyNASError, match=r"uneven has \[2, 3\]"):
-        fair_paths(space, np.random.default_rng(0))
 
 
 def test_of_several_ranks_the_first_decides_which_paths_are_kept(monkeypatch):

@@ -537,6 +537,17 @@ def test_losses_between_lines_of_metrics_are_averaged(data, tmp_path):
         assert row["loss"] == pytest.approx(np.mean(losses[before : row["step"]]))
 
 
+def test_a_finished_training_that_is_asked_for_again_writes_nothing(data, tmp_path):
+    net, state, _ = recorded(tmp_path, data)
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.name not in ("log.txt", ".lock")}
+    again, same, _ = recorded(tmp_path, data)
+    after = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.name not in ("log.txt", ".lock")}
+    config = tmp_path / "config.yaml"
+    assert {**after, config: 0} == {**before, config: 0}
+    assert same_tensors(again.state_dict(), net.state_dict())
+    assert (same.step, same.stopped, same.pool.best()) == (state.step, state.stopped, state.pool.best())
+
+
 # Divergence
 
 

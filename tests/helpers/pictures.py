@@ -1,5 +1,6 @@
 """Pictures and folders of them for the tests of data."""
 
+import struct
 import zlib
 
 import numpy as np
@@ -50,3 +51,16 @@ def same_batches(first, second):
         if not (torch.equal(images, expected) and torch.equal(labels, expected_labels)):
             return False
     return True
+
+
+def large_png(side, depth, colour):
+    """A small file with a black picture of side × side pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = b"\0" * (1 + side * {0: 1, 2: 3, 6: 4}[colour] * depth // 8)
+    packer = zlib.compressobj(1)
+    packed = b"".join([packer.compress(row) for _ in range(side)]) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")

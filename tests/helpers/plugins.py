@@ -1,6 +1,7 @@
 """Helpers of tests: what a plugin would register, for as long as a test takes."""
 
 import io
+import textwrap
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +21,23 @@ def registered(registry, **implementations):
     finally:
         for name in implementations:
             registry._found.pop(name)
+
+
+def example_of(module, imports=""):
+    """Return the code in the docstring of a module, as a plugin."""
+    lines = [line for line in module.__doc__.splitlines() if line.startswith("    ") or not line]
+    return f"{imports}\n{textwrap.dedent(chr(10).join(lines))}"
+
+
+@contextmanager
+def forgetting(registry):
+    """Forget afterwards what a plugin registers."""
+    before = dict(registry._found)
+    try:
+        yield
+    finally:
+        registry._found.clear()
+        registry._found.update(before)
 
 
 class Toy(Format):

@@ -18,12 +18,15 @@ from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
 from greedynas.greedy import steps, training
 from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
+from greedynas.rundir.callbacks import Callback
 from greedynas.runtime.parallel import ranks as distributed
 from greedynas.runtime.parallel.reduction import traffic
 from greedynas.runtime.rng import stream, torch_stream
+from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config, RetrainSettings
 from greedynas.stages.network_training import retrain
 from greedynas.stages.recipes import make_recipe
@@ -125,8 +128,35 @@ class Diary:
         steps.train_step = self.step
 
 
-def train(folder, name, photos, out=None, stop_after=None, double=True, class_weights=None, **settings):
-    """A training of a tiny supernet; with `out` in a run directory."""
+class Ending(Callback):
+    """Counts what it is told of, and ends a training after so many epochs."""
+
+    def __init__(self, epochs):
+        self.epochs, self.begun, self.lines = epochs, 0, 0
+
+    def begin(self, folder, step):
+        self.begun += 1
+
+    def log(self, kind, step, epoch, values):
+        self.lines += 1
+
+    def stop(self, state):
+        return "enough is enough" if state.epoch == self.epochs else None
+
+
+def train(
+    folder,
+    name,
+    photos,
+    out=None,
+    stop_after=None,
+    double=True,
+    class_weights=None,
+    experimental=None,
+    end_after=None,
+    **settings,
+):
+    """A training of a tiny supernet; with `out` in a run directory, with `end_after` ended by a callback."""
     data = opened(photos)
     if class_weights is not None:
         data = replace(data, class_weights=torch.tensor(class_weights, dtype=torch.float64 if double else None))
@@ -134,17 +164,20 @@ def train(folder, name, photos, out=None, stop_after=None, double=True, class_we
     if double:
         in_float64(net, net.stem)
     chosen = TrainSettings(**{**SETTINGS, **settings})
-    config = Config(name="tiny", space=tiny_space(), train=chosen)
-    diary = Diary(net, stop_after)
+    config = Config(name="tiny", space=tiny_space(), train=chosen, experimental=experimental or {})
+    lasting = hooks_of(config.experimental).lasting_steps(Schedule(chosen, len(data.train)))
+    diary, ending = Diary(net, stop_after), Ending(end_after)
     try:
         with nullcontext() if out is None else Run.start(Path(out), config) as run:
-            state = training.train_supernet(net, data, chosen, run=run)
+            watched = {"callbacks": [ending], "lasting_steps": lasting}
+            state = training.train_supernet(net, data, chosen, run=run, **watched)
     finally:
         diary.close()
     result = {
         "updates": diary.updates,
         "pool": state.pool.best(),
         "stopped": (state.epoch, state.stopped),
+        "told": (ending.begun, ending.lines),
         "images": (state.optimization_images, state.evaluation_images),
         "weights": net.state_dict(),
     }

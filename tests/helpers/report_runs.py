@@ -32,10 +32,11 @@ HOSTILE = [
 ]
 
 
-def trained(folder, photos, **train):
+def trained(folder, photos, experimental=None, **train):
     """A supernet, tiny but really trained."""
     train = {"pool_size": 3, "max_epochs": 4, "alpha": 0.1, **train}
-    config = Config(name="tiny", space=tiny_space(), data={**DATA, "source": str(photos)}, train={**SETTINGS, **train})
+    settings = {"data": {**DATA, "source": str(photos)}, "train": {**SETTINGS, **train}}
+    config = Config(name="tiny", space=tiny_space(), **settings, experimental=experimental or {})
     train_stage(config, folder, QUIET)
     return folder
 

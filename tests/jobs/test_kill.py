@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.helpers.kill_points import differences, outcome
-from tests.helpers.killing import ENVIRONMENT, ROOT
+from tests.helpers.killing import ENVIRONMENT
+from tests.helpers.paths import ROOT
 from tests.helpers.pictures import paint
 from tests.helpers.training import SETTINGS, tiny_space
 
@@ -31,7 +32,7 @@ def config_file(tmp_path_factory):
 
 
 def test_death_at_every_write_flush_and_rename(config_file, tmp_path):
-    train = {"max_epochs": 2, "batch_size": 14, "warmup": 1, "m": 3, "pool_size": 4, "log_every": 3, "ema": 0.9}
+    train = {"max_epochs": 2, "batch_size": 14, "warmup": 1, "m": 3, "pool_size": 4, "log_every": 3}
     file = config_file("points.yaml", {"workers": 0}, checkpoint_steps=2, **train)
     command = [sys.executable, "-m", "tests.helpers.kill_points", file, tmp_path]
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from greedynas import CandidatePool, build_network, evaluate_paths
 from greedynas.data.class_weights import balanced_weights, image_weights, macro_accuracy
-from greedynas.experimental.snapshots import evaluate_snapshots
+from greedynas.greedy.filtering import filter_paths
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.training import filter_on_validation
+from greedynas.greedy.validation import FilterLosses, SupernetAccuracies, evaluate_on_validation
 from greedynas.models.losses import classification_loss
 from greedynas.reporting.report import write_report
 from greedynas.runtime.rng import stream, torch_stream
@@ -24,7 +24,7 @@ from greedynas.settings.schema import Config, RetrainSettings
 from greedynas.stages.network_training import retrain
 from greedynas.stages.recipes import make_recipe
 from greedynas.stages.retrain import on_validation
-from greedynas.stages.search import SupernetEvaluator, make_requests, search_stage
+from greedynas.stages.search import make_requests, search_stage
 from greedynas.stages.testing import predict_logits
 from greedynas.stages.train import train_stage
 from tests.helpers.pictures import paint
@@ -178,9 +178,11 @@ def test_balanced_evaluation_averages_over_classes(uneven):
 
 def test_chunks_that_lack_a_class_do_not_change_the_weights(uneven):
     net = new_net()
-    settings = {"calibration": None, "precision": "fp32", "balanced": True}
-    found = evaluate_snapshots(net, [], PATHS, uneven.val, "running", 4, **settings)
-    expected = evaluate_snapshots(net, [], PATHS, uneven.val, "running", 1000, **settings)
+    assert uneven.balanced
+    found, expected = (
+        evaluate_on_validation(net, PATHS, uneven, SearchSettings(bn="running", bn_images=images))
+        for images in (4, 1000)
+    )
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
     assert found.accuracies.tolist() == pytest.approx(expected.accuracies.tolist(), abs=1e-12)
 
@@ -190,8 +192,9 @@ def test_filtering_ranks_by_the_balanced_loss_where_classes_are_balanced(uneven)
     losses = {}
     for balanced in (True, False):
         data = uneven if balanced else replace(uneven, class_weights=None)
-        state = TrainState(CandidatePool(6))
-        filtered = filter_on_validation(new_net(), data, settings, stream(0, "p"), 0, state, 0.0, "fp32")
+        net = new_net()
+        evaluate = FilterLosses(net, data, settings, 0, TrainState(CandidatePool(6)), "fp32")
+        filtered = filter_paths(net.space, evaluate, settings.m, settings.k, stream(0, "p"))
         losses[balanced] = dict(filtered.kept + filtered.rejected)
     chosen = uneven.val.balanced(20, stream(0, "filter images", 0))
     images, labels = uneven.val.eval_batch(chosen)
@@ -203,17 +206,17 @@ def test_filtering_ranks_by_the_balanced_loss_where_classes_are_balanced(uneven)
 
 def test_the_search_goes_by_balanced_accuracy_and_says_so(uneven):
     net = new_net()
-    accuracies = SupernetEvaluator(net, uneven, SearchSettings(bn_images=1000), 0, "fp32")(PATHS)
+    accuracies = SupernetAccuracies(net, uneven, SearchSettings(bn_images=1000), 0, "fp32")(PATHS)
     images, labels = uneven.val.eval_batch()
     assert accuracies == pytest.approx([by_hand(new_net(), path, images, labels)[1] for path in PATHS])
 
 
 def test_rare_classes_make_a_balanced_accuracy_as_uncertain_as_fewer_images_would(uneven):
-    evaluator = SupernetEvaluator(new_net(), uneven, SearchSettings(), 0, "fp32")
+    evaluator = SupernetAccuracies(new_net(), uneven, SearchSettings(), 0, "fp32")
     assert evaluator.images == pytest.approx(
         9 / (1 / 19 + 1 / 3 + 1 / 4)
     )  # variances p (1 - p) / n of the classes add up
-    plain = SupernetEvaluator(new_net(), replace(uneven, class_weights=None), SearchSettings(), 0, "fp32")
+    plain = SupernetAccuracies(new_net(), replace(uneven, class_weights=None), SearchSettings(), 0, "fp32")
     assert plain.images == 26
 
 
@@ -245,9 +248,9 @@ def test_the_report_says_that_accuracies_are_averaged_over_classes(tmp_path):
 def test_equal_balanced_accuracies_are_equal_to_the_last_digit(uneven):
     """A net that always gives the same answer is right for one class in three, however many images that class has."""
     net, accuracies = new_net(), []
-    settings = {"calibration": None, "precision": "fp32", "balanced": True}
+    settings = SearchSettings(bn="running", bn_images=100)
     for answer in range(3):
         torch.nn.init.zeros_(net.classifier.weight)
         net.classifier.bias.data = torch.eye(net.space.num_classes)[answer]
-        accuracies += evaluate_snapshots(net, [], PATHS, uneven.val, "running", 100, **settings).accuracies.tolist()
+        accuracies += evaluate_on_validation(net, PATHS, uneven, settings).accuracies.tolist()
     assert accuracies == [round(1 / 3, 12)] * 9

@@ -102,11 +102,16 @@ def test_a_search_on_several_supernets_says_so(photos, tmp_path):
         runs.searched(folder, **LIMIT)
         return before, story.headline(read_facts(folder)).lead
 
-    assert "shared weights of one supernet at 3 moments of its training." in told("moments", snapshots=3)[1]
-    before, after = told("supernets", supernets=2)
-    assert "2 supernets were trained one after the other with greedy sampling for 4 epochs" in before
-    assert "shared weights of 2 supernets." in after
-    assert "of 2 supernets at 4 moments of their training." in told("both", supernets=2, snapshots=2)[1]
+    before, after = told("one")
+    assert "The supernet was trained with greedy sampling for 4 epochs" in before
+    assert "shared weights of one supernet." in after
+    moments = {"experimental": {"snapshots": 3}}
+    assert "shared weights of one supernet at 3 moments of its training." in told("moments", **moments)[1]
+    # A training that stops early has fewer of them than it was asked for.
+    early = told("early", stopping=True, alpha=1.0, experimental={"snapshots": 4})[1]
+    found = json.loads((tmp_path / "early" / "searches" / "macs-60K" / "search.json").read_text())["supernets"]
+    assert 1 < found < 4
+    assert f"shared weights of one supernet at {found} moments of its training." in early
 
 
 def test_a_choice_among_equals_is_told_beside_the_network(run):
@@ -132,7 +137,10 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     runs.searched(folder, **LIMIT)
     assert "score" not in story.headline(read_facts(folder)).lead
     shutil.rmtree(folder / "searches")
-    runs.searched(folder, settings=("additive=0.5", "tolerance=0"), **LIMIT)
+    plain = (folder / "config.yaml").read_text()
+    assert "experimental: {}" in plain
+    (folder / "config.yaml").write_text(plain.replace("experimental: {}", "experimental: {additive: 0.5}"))
+    runs.searched(folder, settings=("tolerance=0",), **LIMIT)
     facts = read_facts(folder)
     search = facts.search_of(facts.chosen)
     assert "What counted was a score" in story.headline(facts).lead
@@ -147,22 +155,11 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     assert "blended with an additive model" in chart.caption
     assert "without scores" not in chart.caption
     assert "by score" in search_charts(facts)["ops"].caption
+    (folder / "config.yaml").write_text(plain)
     runs.searched(folder, pool_init=False, **LIMIT)
     assert (
         "Of a search without scores the accuracy is drawn." in search_charts(read_facts(folder))["front_macs"].caption
     )
-
-
-def test_charts_of_training_show_where_another_supernet_begins(photos, tmp_path):
-    facts = read_facts(runs.trained(tmp_path / "run", photos, supernets=2))
-    made = charts.supernet_charts(facts.training, facts.config.train)
-    plain = charts.supernet_charts(facts.training, facts.config.train.model_copy(update={"supernets": 1}))
-    assert set(made) == set(plain) >= {"supernet_loss", "filtering", "pool_losses"}
-    for name, chart in made.items():
-        more = list(chart.figure.layout.shapes)[len(plain[name].figure.layout.shapes) :]
-        assert more
-        assert {shape.x0 for shape in more} == {2}
-        assert chart.caption == plain[name].caption + " Of 2 supernets, another begins at each long-dashed line."
 
 
 def test_a_finished_run(run):

@@ -4,19 +4,24 @@ import pytest
 import yaml
 
 from greedynas import GreedyNASError, load_space
+from greedynas.experimental.additive import Blended
+from greedynas.experimental.split_after_identity import SplitSupernet
 from greedynas.greedy.schedule import Schedule, corrected_images
 from greedynas.jobs.resolving import load_config
 from greedynas.settings import loading
+from greedynas.settings.experiments import Hooks, hooks_of
 from greedynas.settings.loading import all_keys, parse_assignments, preset_names, resolve_key
 from greedynas.settings.schema import Config
 
 
 def test_presets():
-    assert preset_names() == ["auto", "cifar10", "fashion", "imagenet", "imagenet-se"]
+    rivals = ["cifar10-fair", "cifar10-tuned", "cifar10-uniform"]
+    assert preset_names() == ["auto", "cifar10", *rivals, "fashion", "imagenet", "imagenet-se"]
     files = [name for name in preset_names() if name != "auto"]  # that one needs data, see test_auto.py
     spaces = {name: load_config(name).space.name for name in files}
     assert spaces == {
         "cifar10": "macro",
+        **dict.fromkeys(rivals, "macro"),
         "fashion": "fashion",
         "imagenet": "mobilenet",
         "imagenet-se": "mobilenet-se",
@@ -66,9 +71,12 @@ def test_a_file_works_where_a_preset_does(tmp_path):
         ("space: {name: x, opps: [ID]}\n", "space"),
         ("space: nosuch\n", "unknown space 'nosuch'"),
         ("space: macro\nimage_size: 7\n", "image_size 7 is too small"),
-        ("space: macro\nsamplers: {unifrm: {lr: 0.1}}\n", "samplers.unifrm"),
-        ("space: macro\nsamplers: {uniform: {speed: 1}}\n", "samplers.uniform.speed"),
-        ("space: macro\nsamplers: [uniform]\n", "samplers"),
+        ("space: macro\nsamplers: {uniform: {lr: 0.1}}\n", "unknown setting 'samplers'"),  # of version 0.1
+        ("space: macro\ntrain: {ema: 0.9}\n", "unknown setting 'train.ema'"),
+        ("space: macro\ntrain: {supernets: 2}\n", "unknown setting 'train.supernets'"),
+        ("space: macro\nrivals: [uniform]\n", "rivals"),
+        ("space: macro\nexperimental: [snapshots]\n", "experimental"),
+        ("space: macro\nexperimental: {snapshot: 3}\n", "unknown experiment 'snapshot' (did you mean 'snapshots'?)"),
         ("- a list\n", "mapping"),
         ("space: [", "not valid YAML"),
         ("!!python/object/apply:os.getcwd []\n", "not valid YAML"),
@@ -83,30 +91,36 @@ def test_wrong_files_are_one_line(tmp_path, text, message):
     assert "wrong.yaml" in str(error.value) or "unknown space" in str(error.value)
 
 
-def test_another_sampler_brings_along_what_suits_it(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("space: macro\ntrain: {lr: 0.5, m: 7}\nsamplers: {uniform: {lr: 0.1, batch_size: 32}}\n")
-
-    def settings(**changes):
-        found = load_config(file, changes).train
-        return found.sampler, found.lr, found.batch_size, found.m
-
-    assert settings() == settings(sampler="greedy") == ("greedy", 0.5, 1024, 7)
-    assert settings(sampler="uniform") == ("uniform", 0.1, 32, 7)
-    assert settings(sampler="uniform", lr=0.2) == settings(lr=0.2, sampler="uniform") == ("uniform", 0.2, 32, 7)
-    assert settings(sampler="fair") == ("fair", 0.5, 1024, 7)
-    # The settings of a run are a file too: what was asked for there stays.
-    file.write_text(yaml.safe_dump(load_config(file, {"sampler": "uniform", "lr": 0.3}).model_dump(mode="json")))
-    assert settings() == settings(sampler="uniform") == ("uniform", 0.3, 32, 7)
+def test_another_sampler_changes_nothing_else():
+    for preset in ("cifar10", "cifar10-tuned", "imagenet"):
+        plain = load_config(preset)
+        for sampler in ("uniform", "fair"):
+            found = load_config(preset, {"sampler": sampler})
+            assert found.train.sampler == sampler
+            assert found.model_copy(update={"train": plain.train}) == plain
+            assert found.train.model_copy(update={"sampler": plain.train.sampler}) == plain.train
 
 
-@pytest.mark.parametrize("samplers", ["[uniform]", "{uniform: 7}", "7"])
-def test_samplers_that_are_none_are_one_line_with_changes_too(tmp_path, samplers):
-    file = tmp_path / "wrong.yaml"
-    file.write_text(f"space: macro\nsamplers: {samplers}\n")
-    for sampler in ("uniform", ["uniform"]):
-        with pytest.raises(GreedyNASError, match=r"^[^\n]*sampler[^\n]*$"):
-            load_config(file, {"sampler": sampler})
+def test_the_plain_preset_is_the_papers_method():
+    found, paper = load_config("cifar10"), load_config("imagenet")
+    assert (found.experimental, found.rivals, found.study_epochs) == ({}, {}, None)
+    names = ("sampler", "m", "k", "epsilon", "alpha", "filtering", "pool_sampling", "stopping", "max_epochs", "momentum",
+             "weight_decay", "decay_all", "zero_residuals", "lr_end", "lr_warmup", "label_smoothing", "bn")  # fmt: skip
+    for name in names:
+        assert getattr(found.train, name) == getattr(paper.train, name), name
+    assert found.train.lr / found.train.batch_size == paper.train.lr / paper.train.batch_size
+
+
+def test_experiments_by_name():
+    found = load_config("cifar10", parse_assignments(["snapshots=3", "experimental.additive=0.5"]))
+    assert found.experimental == {"snapshots": 3, "additive": 0.5}
+    tuned = load_config("cifar10-tuned", {"experimental.snapshots": 1})
+    assert tuned.experimental == {"snapshots": 1, "additive": 0.5}
+    hooks = hooks_of(load_config("cifar10-uniform").experimental)
+    assert hooks.supernet is SplitSupernet
+    assert hooks.score == Blended(0.5)
+    nothing = {"snapshots": 1, "additive": 0, "split_after_identity": False}
+    assert hooks_of(nothing) == hooks_of({}) == Hooks()
 
 
 def test_a_section_that_is_none_cannot_be_set_into(tmp_path):
@@ -226,8 +240,25 @@ def test_wrong_assignments(assignment):
         (["warmup=-1"], "train.warmup"),
         (["warmup=1.5"], "train.warmup = 1.5 as a share must be at most 1"),
         (["filter_images=0"], "train.filter_images"),
-        (["bn=none"], "train.bn"),
-        (["sampler=best"], "train.sampler: Input should be 'greedy', 'uniform' or 'fair', got 'best'"),
+        (["bn=none"], "unknown BatchNorm mode 'none'; known: batch, recalibrate, running"),
+        (["search.bn=none"], "unknown BatchNorm mode 'none'; known: batch, recalibrate, running"),
+        (["bn=[batch]"], "train.bn"),
+        (["sampler=best"], "unknown sampler 'best'; known: greedy, uniform, fair"),
+        (["sampler=7"], "train.sampler"),
+        (["train.ema=0.9"], "unknown setting 'train.ema'"),
+        (["snapshots=0"], "experimental.snapshots is a number of supernets from 1 to 1000, got 0"),
+        (["snapshots=1001"], "experimental.snapshots"),
+        (["snapshots=2.0"], "experimental.snapshots"),
+        (["snapshots=true"], "experimental.snapshots"),
+        (["snapshots=[3]"], "experimental.snapshots"),
+        (["additive=1.1"], "experimental.additive is a share between 0 and 1, got 1.1"),
+        (["additive=-0.1"], "experimental.additive"),
+        (["additive=.nan"], "experimental.additive"),
+        (["additive=true"], "experimental.additive"),
+        (["additive=half"], "experimental.additive"),
+        (["split_after_identity=1"], "experimental.split_after_identity is true or false, got 1"),
+        (["experimental.beauty=1"], "unknown setting 'experimental.beauty'"),
+        (["experimental=7"], "experimental"),
         (["checkpoint_minutes=0"], "train.checkpoint_minutes"),
         (["seed=-1"], "seed"),
         (["precision=fp8"], "precision"),

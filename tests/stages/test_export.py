@@ -23,10 +23,8 @@ from greedynas.runtime.files import write_json
 from greedynas.stages import export
 from greedynas.stages.export import export_stage, report_export
 from greedynas.stages.export_files import finished_export
-from tests.helpers.exports import QUIET, exported, make_run
+from tests.helpers.exports import QUIET, make_run
 from tests.helpers.model_files import SE, SHUFFLE, make_card, save_trained, trained_network
-
-__all__ = ["exported"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,16 +11,15 @@ from rich.console import Console
 
 from greedynas import GreedyNASError, load_network
 from greedynas.deploy.formats import FORMATS
+from greedynas.deploy.formats import format as format_module
 from greedynas.deploy.formats.format import Conversion, Format, format_of, known_formats, make_format
 from greedynas.deploy.prediction import open_model, predict
 from greedynas.runtime.files import read_json, write_json
 from greedynas.stages import export
 from greedynas.stages.export import export_stage, report_export
-from tests.helpers.exports import QUIET, exported, make_run
+from tests.helpers.exports import QUIET, make_run
 from tests.helpers.model_files import SE, make_card, save_trained
-from tests.helpers.plugins import Toy, registered
-
-__all__ = ["exported"]  # a fixture
+from tests.helpers.plugins import Toy, example_of, forgetting, registered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,6 +70,46 @@ def test_a_format_of_a_plugin_is_exported_like_any_other(run, toy, data):
     assert "in Toy Runtime, when it is quiet" in " ".join(told.split())
     assert "model.toy and PyTorch agree within " in told
     assert "left out: model.ternary.toy (three values are too few)" in told
+
+
+def test_the_example_in_the_documentation(run, run_cli, tmp_path):
+    imports = "import io\nimport torch\nfrom greedynas.runtime.files import write_atomically\n"
+    (tmp_path / "plugin_of_a_format.py").write_text(example_of(format_module, imports))
+    plugin = ["--plugin", tmp_path / "plugin_of_a_format.py"]
+    with forgetting(FORMATS):
+        code, out, err = run_cli("export", run, *plugin, "--format", "torch_export")
+        assert (code, err) == (0, "")
+        assert "model.pt2 and PyTorch agree within" in out
+    assert [entry["file"] for entry in read_json(run / "models" / "best" / "export.json")["files"]] == ["model.pt2"]
+    code, _, err = run_cli("export", run, "--format", "torch_export")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown format 'torch_export'; known: onnx, safetensors (those of a plugin need --plugin MODULE)" in err
+
+
+def test_a_format_that_fails_is_one_line_and_leaves_the_others(exported, data, tmp_path):
+    class Broken(Toy):
+        def convert(self, source, precision, file):
+            file.write_bytes(b"half")
+            raise RuntimeError("no such\noperator")
+
+    run = Path(shutil.copytree(exported, tmp_path / "run"))
+    before = {
+        file: file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file() and file.name not in ("log.txt", "data.jsonl")
+    }
+    with registered(FORMATS, toy=Broken):
+        with pytest.raises(GreedyNASError, match=r"^best cannot be converted to toy: no such operator$"):
+            export_stage(run, QUIET, formats=["toy"], data=data)
+        assert "Traceback" in (run / "log.txt").read_text()  # for whoever wrote the format
+    assert not list(run.rglob("*.toy"))
+    assert not list(run.rglob("*.tmp"))
+    after = {
+        file: file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file() and file.name not in ("log.txt", "data.jsonl")
+    }
+    assert after == before
 
 
 def test_predictions_with_a_format_of_a_plugin(run, toy, photos):

@@ -240,9 +240,10 @@ def test_a_network_in_evaluation_mode_is_trained_like_any_other(data):
 
 def test_progress_is_out_of_all_steps():
     recipe = recipe_of(epochs=3)
-    schedule = make_schedule(make_optimizer(new_network(3), recipe), recipe, 5)
+    optimizer = make_optimizer(new_network(3), recipe)
+    schedule = make_schedule(optimizer, recipe, 5)
     with network_training.RetrainJournal(
-        None, RetrainState(step=4), recipe, 5, schedule, "retraining", None
+        None, RetrainState(step=4), recipe, 5, optimizer, schedule, "retraining", None
     ) as journal:
         (task,) = journal._progress.tasks
     assert (task.completed, task.total) == (4, 15)

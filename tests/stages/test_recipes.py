@@ -7,12 +7,13 @@ import torch
 from timm.optim import RMSpropTF
 from torch import nn
 
-from greedynas import GreedyNASError
+from greedynas import GreedyNASError, load_plugin
+from greedynas.settings import recipes as settings_of_recipes
 from greedynas.settings.loading import changed_section, load_preset
 from greedynas.settings.recipes import RECIPES, Recipe
 from greedynas.settings.schema import Config, RetrainSettings
 from greedynas.stages.recipes import cosine_schedule, make_optimizer, make_recipe, make_schedule, sgd_optimizer
-from tests.helpers.plugins import registered
+from tests.helpers.plugins import example_of, forgetting, registered
 
 STEPS = 100  # an epoch
 
@@ -143,6 +144,15 @@ def test_a_recipe_of_a_plugin_has_its_own_numbers():
         assert learning_rates(recipe, [0, 10]) == pytest.approx([2e-3, 1e-3])
         assert recipe.shortened(5).epochs == 5
         assert Config(name="tiny", space="macro", retrain={"recipe": "adamw"}).retrain.recipe == "adamw"
+
+
+def test_the_example_in_the_documentation(tmp_path):
+    (tmp_path / "plugin_of_a_recipe.py").write_text(example_of(settings_of_recipes, "import torch\n"))
+    with forgetting(RECIPES):
+        load_plugin(str(tmp_path / "plugin_of_a_recipe.py"))
+        recipe = recipe_of("adamw")
+        assert type(make_optimizer(network(), recipe)) is torch.optim.AdamW
+        assert learning_rates(recipe, [0, 2.5, 5, 52.5]) == pytest.approx([0, 5e-4, 1e-3, 5e-4])
 
 
 @pytest.mark.parametrize(

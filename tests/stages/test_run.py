@@ -17,6 +17,7 @@ from greedynas import GreedyNASError, load_space
 from greedynas.data.settings import DataSettings
 from greedynas.greedy.settings import TrainSettings
 from greedynas.jobs.resolving import load_config
+from greedynas.settings.experiments import EXPERIMENTS
 from greedynas.settings.loading import all_keys, preset_names
 from greedynas.settings.schema import Config
 from greedynas.stages.run import FREE, Run, read_config
@@ -43,11 +44,13 @@ def test_the_configuration_is_complete_and_comes_back(tmp_path, name):
     file = tmp_path / "new" / "run" / "config.yaml"
     assert read_config(file.parent) == config
     written = yaml.safe_load(file.read_text())
-    for key in all_keys():
+    experiments = {f"experimental.{name}" for name in EXPERIMENTS.names()}
+    assert written["experimental"] == config.experimental
+    for key in set(all_keys()) - experiments:
         place = written
         for part in key.split("."):
             place = place[part]
-    assert written["schema_version"] == 1
+    assert written["schema_version"] == 2
     assert written["space"]["stages"] == [stage.model_dump(mode="json") for stage in config.space.stages]
     assert written["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert written["versions"]["threads"] == torch.get_num_threads()
@@ -86,15 +89,33 @@ def test_settings_that_change_nothing_may_change(tmp_path):
     assert set(all_keys()) >= FREE
 
 
-def test_a_config_of_another_schema_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("schema", "versions", "told"),
+    [
+        ("1", "{greedynas: 0.1.0}", "was made by greedynas 0.1.0,"),
+        ("99", "{greedynas: 7.5.0}", "was made by greedynas 7.5.0,"),
+        ("1", "{}", "was made by greedynas of another version,"),
+        ("2.5", "[0.1.0]", "was made by greedynas of another version,"),
+        ("null", "null", "was made by greedynas of another version,"),
+    ],
+)
+def test_a_run_of_another_schema_is_refused_with_the_version_that_can(tmp_path, schema, versions, told):
     with Run.start(tmp_path, CONFIG):
         pass
     file = tmp_path / "config.yaml"
-    file.write_text(file.read_text().replace("schema_version: 1", "schema_version: 99"))
+    data = yaml.safe_load(file.read_text())
+    assert data["schema_version"] == 2
+    file.write_text(
+        yaml.safe_dump(data | {"schema_version": yaml.safe_load(schema), "versions": yaml.safe_load(versions)})
+    )
     before = content(tmp_path)
-    with pytest.raises(GreedyNASError, match="not of schema version 1"):
-        Run.start(tmp_path, CONFIG)
-    assert content(tmp_path) == before
+    for open_run in (lambda: Run.start(tmp_path, CONFIG), lambda: Run.open(tmp_path), lambda: read_config(tmp_path)):
+        with pytest.raises(GreedyNASError, match=re.escape(told)) as error:
+            open_run()
+        assert str(error.value).startswith(f"{tmp_path} was made by")
+        assert "use that version, or begin the run anew in another --out" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert content(tmp_path) == before
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -10,14 +10,15 @@ import pytest
 import torch
 from scipy import stats
 
-from greedynas.experimental import snapshots
-from greedynas.experimental.additive import blended
+from greedynas.experimental.additive import Blended
+from greedynas.greedy import validation
 from greedynas.greedy.settings import SearchSettings
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.spaces.budget import Budget
 from greedynas.stages import search
 from greedynas.stages.network_choice import choose_target, found_targets
 from greedynas.stages.run import read_run_config
-from greedynas.stages.search import SupernetEvaluator, default_name
+from greedynas.stages.search import default_name
 from tests.helpers.latency import made_up
 from tests.helpers.search import DATA, console
 from tests.helpers.training import SETTINGS, new_net, tiny_space
@@ -76,14 +77,17 @@ def test_a_search_under_a_budget(run_cli, run):
 
 def test_a_score_that_is_part_additive_model(run_cli, run):
     assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
-    code, out, err = run_cli("search", run, "--front", "--flops", "60K", "--name", "steady", "--set", "additive=0.5", "--set", "tolerance=0", *SMALL)  # fmt: skip
+    config = run / "config.yaml"
+    assert "experimental: {}" in config.read_text()
+    config.write_text(config.read_text().replace("experimental: {}", "experimental: {additive: 0.5}"))
+    code, out, err = run_cli("search", run, "--front", "--flops", "60K", "--name", "steady", "--set", "tolerance=0", *SMALL)  # fmt: skip
     assert (code, err) == (0, "")
     assert out.count(" score ") == 2  # of the chosen network and of the front
     plain, steady = search_of(run, "macs-60K"), search_of(run, "steady")
     assert [(e["path"], e["accuracy"]) for e in steady["found"]] == [(e["path"], e["accuracy"]) for e in plain["found"]]
     assert "score" not in plain["found"][0]
     accuracies = np.array([entry["accuracy"] for entry in steady["found"]])
-    scores = blended([entry["path"] for entry in steady["found"]], accuracies, 0.5)
+    scores = Blended(0.5)([entry["path"] for entry in steady["found"]], accuracies)
     assert [entry["score"] for entry in steady["found"]] == pytest.approx(scores)
     best = steady["found"][int(scores.argmax())]
     chosen = steady["chosen"]
@@ -103,7 +107,7 @@ def test_validation_images_of_all_classes_share_batchnorm_statistics(data):
     net = new_net()
     paths = list(itertools.product(range(3), repeat=4))[::4]
     images, labels = data.val.eval_batch()
-    evaluate = SupernetEvaluator(net, data, SearchSettings(bn="batch", bn_images=4), 0, "fp32")
+    evaluate = SupernetAccuracies(net, data, SearchSettings(bn="batch", bn_images=4), 0, "fp32")
     rows = torch.arange(12)
 
     def plainly(chunks):
@@ -134,7 +138,7 @@ def made_up_accuracies(monkeypatch):
         asked.extend(paths)
         return [ACCURACY.get(tuple(path), 0.0) for path in paths]
 
-    monkeypatch.setattr(search.SupernetEvaluator, "__call__", accuracies)
+    monkeypatch.setattr(SupernetAccuracies, "__call__", accuracies)
     return asked
 
 
@@ -284,7 +288,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(run_cli, run, tmp_path, se
     class Killed(BaseException):
         pass
 
-    real, calls = search.SupernetEvaluator.__call__, []
+    real, calls = SupernetAccuracies.__call__, []
 
     def dying(self, paths):
         calls.append(len(paths))
@@ -293,7 +297,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(run_cli, run, tmp_path, se
         return real(self, paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(search.SupernetEvaluator, "__call__", dying)
+        patch.setattr(SupernetAccuracies, "__call__", dying)
         with pytest.raises(Killed):
             search.search_stage(run, requests_of(run, searcher), None, console())
     assert len(search_of(run, name)["found"]) == 12
@@ -329,13 +333,13 @@ def test_a_latency_limit_leaves_out_what_has_no_latency(run_cli, run):
 
 def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
     evaluated = []
-    real = snapshots.evaluate_batches
+    real = validation.evaluate_batches
 
     def counting(net, paths, *arguments, **options):
         evaluated.extend(paths)
         return real(net, paths, *arguments, **options)
 
-    monkeypatch.setattr(snapshots, "evaluate_batches", counting)
+    monkeypatch.setattr(validation, "evaluate_batches", counting)
     limits = {"macs": (["60K", "55K", "50K"], None), "params": (None, None), "latency_ms": (None, None)}
     requests = search.make_requests(run, limits, "evolution", (), True, None, ["population=6", "generations=4"], None)
     search.search_stage(run, requests, None, console())
@@ -354,6 +358,8 @@ def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
         (["--front", "--objectives", "beauty"], "unknown objective"),
         (["--flops", "60K", "--name", "../up"], "--name"),
         (["--flops", "60K", "--set", "train.lr=1"], "fixed in this run"),
+        (["--flops", "60K", "--set", "additive=0.5"], "experimental.additive is fixed in this run"),
+        (["--flops", "60K", "--set", "bn=none"], "error: unknown BatchNorm mode 'none'"),
         (["--flops", "60K", "--set", "population=0"], "population"),
         (["--flops", "60K", "--set", "tolerance=-1"], "tolerance"),
         (["--flops", "60K", "--set", "populatoin=5"], "did you mean"),
@@ -381,10 +387,10 @@ def test_a_search_of_an_older_version_goes_on(run_cli, run):
     assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
     file = run / "searches" / "macs-60K" / "search.json"
     older = json.loads(file.read_text())
-    del older["settings"]["additive"]
+    del older["settings"]["bn_images"]
     file.write_text(json.dumps(older))
     assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
-    code, _, err = run_cli("search", run, "--flops", "60K", "--set", "additive=0.5", *SMALL)
+    code, _, err = run_cli("search", run, "--flops", "60K", "--set", "bn_images=7", *SMALL)
     assert code == 2
     assert "holds a search with another settings" in err
 

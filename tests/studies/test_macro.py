@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from greedynas.experimental.additive import additive_model
 from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within
-from greedynas.greedy.training import calibration_images
+from greedynas.greedy.searchers.additive import additive_model
+from greedynas.greedy.validation import calibration_images
 from greedynas.jobs.resolving import load_config
 from greedynas.models.nwot import nwot_score
 from greedynas.runtime.errors import GreedyNASError
@@ -165,7 +165,7 @@ def test_the_rankings_can_be_had_again_from_the_kept_supernets(studied):
     every = list(np.ndindex(*config.space.num_ops))
     paths = [every[i] for i in ranked_paths(6561, 360)[:3]]
     images = trained.data.val.eval_batch(trained.data.val.balanced(20, stream(0, "ranked images")))
-    found = evaluate_paths(trained.net, paths, *images, "batch", bn_images=500, precision=trained.precision)
+    found = evaluate_paths(trained.net, paths, *images, "batch", bn_images=500, precision=trained.accuracies.precision)
     assert found.accuracies == pytest.approx(stored[:3])
     assert len(stored) == saved["settings"]["paths"] == 360
 
@@ -227,11 +227,17 @@ def test_settings_of_one_method_and_of_all():
 
 
 def test_each_method_starts_from_what_suits_it():
-    preset = load_config("cifar10")
-    assert set(preset.samplers) == {"uniform", "fair"}
+    preset = load_config("cifar10-tuned")
+    assert preset.rivals == {"uniform": "cifar10-uniform", "fair": "cifar10-fair"}
+    own = {"batch_size": 512, "lr_warmup": 0.1, "zero_residuals": False}
+    own = {"greedy": {}, "uniform": {**own, "lr": 0.1}, "fair": {**own, "lr": 0.05}}
     for method in METHODS:
-        expected = {**preset.train.model_dump(), **preset.samplers.get(method, {}), "sampler": method}
-        assert method_config(method, MacroOptions({})).train.model_dump() == expected
+        found, source = method_config(method, MacroOptions({})), load_config(preset.rivals.get(method, "cifar10-tuned"))
+        different = {} if method == "greedy" else {"split_after_identity": True}
+        assert found.experimental == source.experimental == {"snapshots": 3, "additive": 0.5, **different}
+        assert found.train == source.train
+        expected = {**preset.train.model_dump(), **own[method], "sampler": method, "max_epochs": found.train.max_epochs}
+        assert found.train.model_dump() == expected
     rates = [method_config(method, MacroOptions({"lr": 0.07})).train.lr for method in METHODS]
     assert rates == [0.07] * 3  # what is asked for counts
 
@@ -240,7 +246,7 @@ def test_each_method_starts_from_what_suits_it():
 def test_fair_trains_no_longer_than_is_best_for_it_unless_told(changes):
     options = MacroOptions(changes, epochs=150)
     config = method_config("fair", options)
-    epochs = changes.get("fair.max_epochs", load_config("cifar10").samplers["fair"]["max_epochs"])
+    epochs = changes.get("fair.max_epochs", load_config("cifar10-fair").study_epochs)
     assert with_epochs(config, 45_000, make_part("fair", 0, config, options).settings).train.max_epochs == epochs
     cheap = make_part("fair", 0, config, MacroOptions({}, epochs=21)).settings
     assert with_epochs(config, 45_000, cheap).train.max_epochs == 7  # of three paths each
@@ -249,12 +255,23 @@ def test_fair_trains_no_longer_than_is_best_for_it_unless_told(changes):
 def test_a_part_does_not_depend_on_what_suits_other_methods():
     options = MacroOptions({}, epochs=50)
     config = method_config("greedy", options)
-    other = config.model_copy(update={"samplers": {"uniform": {"lr": 7.0}, "fair": {}}})
+    assert config.rivals
+    other = config.model_copy(update={"rivals": {"uniform": "other.yaml"}})
     assert make_part("greedy", 0, config, options).settings == make_part("greedy", 0, other, options).settings
-    uniform = method_config("uniform", options)
-    assert make_part("uniform", 0, uniform, options).settings["config"]["samplers"] == {
-        "uniform": uniform.samplers["uniform"]
-    }
+
+
+def test_a_rival_is_trained_on_the_images_of_the_others(tmp_path):
+    """A preset that is named for a sampler brings its training along, and nothing else."""
+    file = tmp_path / "mine.yaml"
+    text = "space: macro\nseed: 5\ndata: {source: somewhere/, val_images: 77}\nrivals: {uniform: cifar10-uniform}\n"
+    file.write_text(text + "train: {log_every: 3}\nretrain: {epochs: 9}\n")
+    found = method_config("uniform", MacroOptions({"lr": 0.7, "m": 12}, preset=str(file)))
+    assert (found.data.source, found.data.val_images, found.seed, found.retrain.epochs) == ("somewhere/", 77, 5, 9)
+    assert (found.train.sampler, found.train.batch_size, found.train.lr, found.train.m) == ("uniform", 512, 0.7, 12)
+    assert found.train.log_every == 3
+    assert found.experimental == load_config("cifar10-uniform").experimental
+    fair = method_config("fair", MacroOptions({}, preset=str(file)))  # none is named for it
+    assert fair.train == load_config(file, {"sampler": "fair"}).train
 
 
 def test_a_method_may_not_train_longer_than_the_others(run_cli, tmp_path, macro_truth):

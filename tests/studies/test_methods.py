@@ -239,7 +239,7 @@ def test_systematic_samples_that_are_retrained_come_from_one_seed(finished):
         (["--set", "greedy.lrr=0.1"], "unknown setting 'lrr'"),
         (["--set", "retrain.inherit=true"], "a study trains what was found from scratch"),
         (["--epochs", "0.5"], "--epochs is at least 1"),
-        (["--seeds", "0"], "Invalid value for '--seeds'"),
+        (["--seeds", "0"], "invalid value for '--seeds'"),
     ],
 )
 def test_wrong_input_is_one_line(run_cli, photos, tmp_path, options, told):
@@ -284,13 +284,13 @@ def test_equal_cost_as_in_the_paper():
 def test_a_rival_trains_no_longer_than_its_preset_has_for_it():
     def epochs(method, **more):
         options = study_methods.MethodsOptions(
-            preset="cifar10", budget=Budget(), seeds=(0,), methods=("uniform", "fair", "greedy"), **more
+            preset="cifar10-tuned", budget=Budget(), seeds=(0,), methods=("uniform", "fair", "greedy"), **more
         )
         configs = {name: study_methods.method_config(name, options) for name in options.methods}
         parts = {part.name: part.settings for part in study_methods._supernets(configs, options)}
         return with_cost(configs[method], 45_000, parts[f"{method}-0"]["cost"]).train.max_epochs
 
-    best = load_config("cifar10").samplers["fair"]["max_epochs"]
+    best = load_config("cifar10-fair").study_epochs
     assert epochs("fair", changes={"max_epochs": 90}) == best  # greedy's 90 would pay for more
     assert epochs("uniform", changes={}) > 60
     assert epochs("fair", changes={}, epochs=90) == 30  # of three paths each; that is what was asked for

@@ -71,12 +71,14 @@ def test_the_numbers_are_those_of_the_definition(run, studied):
     trained = load_trained(run, config)
     paths = random_paths(trained.net.space, 60, config.seed)
     images, labels = trained.data.val.eval_batch()
-    whole = evaluate_paths(trained.net, paths, images, labels, "batch", bn_images=500, precision=trained.precision)
+    whole = evaluate_paths(
+        trained.net, paths, images, labels, "batch", bn_images=500, precision=trained.accuracies.precision
+    )
     taus = []
     for draw in range(2):
         few = trained.data.val.balanced(20, stream(config.seed, "ranked by few", 20, draw))
         found = evaluate_paths(
-            trained.net, paths, images[few], labels[few], "batch", bn_images=20, precision=trained.precision
+            trained.net, paths, images[few], labels[few], "batch", bn_images=20, precision=trained.accuracies.precision
         )
         taus.append(rank_correlations(-found.losses, whole.accuracies)["tau_a"])
     row = [row for row in studied["results"]["supernets"] if (row["kind"], row["bn"]) == ("greedy", "batch")]

@@ -80,6 +80,14 @@ def test_the_id_of_a_mutant_does_not_depend_on_what_stands_before_it(mutations):
     assert [mutant.id for mutant in moved if mutant.function == "f"] == ids
 
 
+def test_what_is_mutated_and_its_tests_are_there(mutations):
+    import mutants
+
+    for file, tests in mutants.MODULES.values():
+        for place in (file, *(test.partition("::")[0] for test in tests)):
+            assert (ROOT / place).is_file(), place
+
+
 def run(root, *arguments):
     command = [sys.executable, root / "tools" / "mutants.py", "--module", "pool", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -94,14 +102,16 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
     (tmp_path / "tools" / "mutants.py").write_text(
         re.sub("LIBRARIES = .*", "LIBRARIES = ()", script)
     )  # not needed here
-    for folder in ("greedynas", "tests", "docs"):
+    for folder in ("greedynas", "greedynas/greedy", "tests", "tests/greedy", "docs"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").touch()
     for file in ("README.md", "pyproject.toml"):
         (tmp_path / file).touch()
-    (tmp_path / "greedynas" / "pool.py").write_text("def clip(x):\n    if x > 3:\n        x = 3\n    return x\n")
-    weak = "from greedynas.pool import clip\n\n\ndef test_clip():\n    assert clip(1) == 1\n"
-    (tmp_path / "tests" / "test_pool.py").write_text(weak)
+    (tmp_path / "greedynas" / "greedy" / "pool.py").write_text(
+        "def clip(x):\n    if x > 3:\n        x = 3\n    return x\n"
+    )
+    weak = "from greedynas.greedy.pool import clip\n\n\ndef test_clip():\n    assert clip(1) == 1\n"
+    (tmp_path / "tests" / "greedy" / "test_pool.py").write_text(weak)
     done, results = run(tmp_path)
     assert {result["after"]: result["outcome"] for result in results} == {
         "if (x >= 3):": "survived",
@@ -114,9 +124,11 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
     }
     assert done.returncode == 1
     assert "of the survivors 5 without a reason" in done.stdout
-    assert {result["test"] for result in results} == {None, "tests/test_pool.py::test_clip"}
+    assert {result["test"] for result in results} == {None, "tests/greedy/test_pool.py::test_clip"}
 
-    (tmp_path / "tests" / "test_pool.py").write_text(weak + "    assert (clip(3), clip(4), clip(5)) == (3, 3, 3)\n")
+    (tmp_path / "tests" / "greedy" / "test_pool.py").write_text(
+        weak + "    assert (clip(3), clip(4), clip(5)) == (3, 3, 3)\n"
+    )
     done, results = run(tmp_path, "--again", "--sample", "6", "--jobs", "2")
     again = {result["after"]: result["outcome"] for result in results[7:]}
     assert len(again) in (4, 5)  # of those that survived, the ones in the sample

@@ -6,22 +6,22 @@ records all of it. A format of a plugin needs no more than this:
     from greedynas.deploy.formats import FORMATS
     from greedynas.deploy.formats.format import Format
 
-    class TorchScript(Format):
-        name, suffix, runtime_name = "torchscript", ".ts", "TorchScript"
+    class ExportedProgram(Format):
+        name, suffix, runtime_name = "torch_export", ".pt2", "torch.export"
 
         def convert(self, source, precision, file):
-            image = torch.zeros(1, source.card.image_channels, source.card.image_size, source.card.image_size)
-            buffer = io.BytesIO()
-            torch.jit.save(torch.jit.trace(source.network, image), buffer)
+            images, buffer = next(source.calibration())[:2], io.BytesIO()
+            program = torch.export.export(source.network, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+            torch.export.save(program, buffer)
             write_atomically(file, buffer.getvalue())
 
         def open(self, file, threads=None):
-            return torch.inference_mode()(torch.jit.load(file))
+            return torch.inference_mode()(torch.export.load(file).module())
 
         def runtime(self):
             return f"torch {torch.__version__}"
 
-    FORMATS.register("torchscript", TorchScript)
+    FORMATS.register("torch_export", ExportedProgram)
 """
 
 import time

@@ -22,7 +22,6 @@ from greedynas.rundir.run_directory import refuse_links
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.rng import stream
-from greedynas.settings.loading import changed
 from greedynas.settings.schema import Config
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
@@ -33,6 +32,7 @@ from greedynas.studies.study import Part, publish, run_parts
 from greedynas.studies.supernets import (
     FREE_KEYS,
     Trained,
+    as_rival,
     checkpoints_of,
     load_trained,
     new_supernet,
@@ -114,7 +114,7 @@ def _uniform_run(
     assert own[-1].file is not None
     with fitting(own[-1].file):
         state = TrainState.from_json(whole_checkpoint(own[-1].file)[1], config.space)
-    rival = changed(config.model_dump(mode="json"), {"train.sampler": "uniform"}, str(folder))
+    rival = as_rival(config, "uniform")
     settings = {
         "folder": str(out / "parts" / "train-uniform"),
         "corrected_images": state.corrected_images,

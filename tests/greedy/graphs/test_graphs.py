@@ -57,6 +57,22 @@ def test_clipped_gradients_take_the_plain_step(monkeypatch):
     assert Recorded.made == []
 
 
+@pytest.mark.parametrize(("sampler", "recorded"), [("uniform", 0), ("fair", 1)])
+def test_several_paths_of_an_update_are_recorded_where_they_share_no_op(monkeypatch, sampler, recorded):
+    """Replay updates each op after its path; gradients of paths that share one have to be added up first."""
+    Recorded.made = []
+    monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
+    monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
+    settings = TrainSettings(sampler=sampler)
+    net = Supernet("macro").train()
+    step = TrainingStep(net, supernet_optimizer(net, settings), settings, None, "fp32")
+    images, labels = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)
+    step(images, labels, [(0,) * 8, (1,) * 8], 0.1)
+    assert sum(one.steps for one in Recorded.made) == recorded
+    step(images, labels, [(0,) * 8], 0.1)
+    assert sum(one.steps for one in Recorded.made) == recorded + 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("sampler", ["greedy", "fair"])
 def test_replayed_steps_are_those_of_the_engine(sampler):

@@ -31,7 +31,6 @@ SAMPLERS = {
     "greedy": {"max_epochs": 24, "stopping": True, "alpha": 0.05, "pool_size": 16},
     "uniform": {"sampler": "uniform", "max_epochs": 13},
     "fair": {"sampler": "fair", "max_epochs": 13},
-    "several supernets": {"supernets": 2, "max_epochs": 13},
 }
 RESUMED = {"max_epochs": 8, "checkpoint_steps": 4, "sync_bn": True}
 READ = {
@@ -59,7 +58,7 @@ def two(tmp_path_factory, photos, one_thread):
     for bad in sorted(spoilt.rglob("*.png"))[3:200:50]:
         spoil(bad)
     for copy in ("one-run", "two-run"):
-        more = {"double": False, "max_epochs": 3, "snapshots": 3}
+        more = {"double": False, "max_epochs": 3, "experimental": {"snapshots": 3}}
         alone(folder, "train", "searched", photos=photos, out=str(folder / copy), **more)
         config = yaml.safe_load((folder / copy / "config.yaml").read_text())
         config["data"] |= {"source": photos, "workers": 0, "pad": 1, "val_images": 12, "test_images": 6}
@@ -75,6 +74,7 @@ def two(tmp_path_factory, photos, one_thread):
         folder,
         *(("train", {"name": name, "photos": photos, **EXACT, **more}) for name, more in SAMPLERS.items()),
         ("train", {"name": "float32", "photos": photos, "double": False, "max_epochs": 5}),
+        ("train", {"name": "ended", "photos": photos, "double": False, "end_after": 2}),
         ("train", {"name": "grown", "photos": photos, "out": str(folder / "grown"), **RESUMED}),
         ("evaluate", {"name": "evaluated", "photos": photos}),
         ("search", {"name": "search", "run": str(folder / "two-run")}),
@@ -135,6 +135,15 @@ def test_only_the_gradients_of_the_active_path_are_sent(two, name):
         assert update["sent"]["buckets"] == 1  # so little fits into one
     fewest = min(update["active"] for update in first["updates"])
     assert fewest < whole / 2 or name == "fair"  # which trains every op of every layer in an update
+
+
+def test_a_callback_ends_all_ranks_and_the_first_one_alone_calls_it(two):
+    first, second = left(two, "ended", 2)
+    assert first["stopped"] == second["stopped"] == (2, "enough is enough")
+    steps, filterings, epochs = 8, 2, 2
+    assert first["told"] == (1, steps + filterings + epochs)
+    assert second["told"] == (0, 0)
+    assert same_tensors(first["weights"], second["weights"])
 
 
 def test_gradients_leave_in_buckets_of_bounded_size(monkeypatch):
