@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from greedynas._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from greedynas.api.describing import describe as describe
     from greedynas.api.plugins import register_batchnorm_mode as register_batchnorm_mode
     from greedynas.api.plugins import register_callback as register_callback
     from greedynas.api.plugins import register_dataset as register_dataset
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from greedynas.settings.schema import Config as Config
     from greedynas.settings.schema import RetrainSettings as RetrainSettings
     from greedynas.spaces.budget import Budget as Budget
+    from greedynas.spaces.budget import parse_count as parse_count
+    from greedynas.spaces.budget import parse_latency as parse_latency
+    from greedynas.spaces.drawing import draw_path as draw_path
     from greedynas.spaces.latency import LatencyTable as LatencyTable
     from greedynas.spaces.latency import load_latency_table as load_latency_table
     from greedynas.spaces.ops import register_op as register_op
@@ -87,6 +91,7 @@ if TYPE_CHECKING:
 
 # Public names by the module that has them.
 _PUBLIC = {
+    "api.describing": ["describe"],
     "api.plugins": [
         "register_batchnorm_mode",
         "register_callback",
@@ -127,7 +132,8 @@ _PUBLIC = {
     "runtime.registry": ["load_plugin"],
     "settings.recipes": ["Recipe", "ResolvedRecipe"],
     "settings.schema": ["Config", "RetrainSettings"],
-    "spaces.budget": ["Budget"],
+    "spaces.budget": ["Budget", "parse_count", "parse_latency"],
+    "spaces.drawing": ["draw_path"],
     "spaces.latency": ["LatencyTable", "load_latency_table"],
     "spaces.ops": ["register_op"],
     "spaces.paths": ["canonical", "compact", "op_names", "parse_path"],

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from greedynas.data.datasets import Data
+from greedynas.data.datasets import Data, open_data
 from greedynas.reporting.facts import Facts, Model, read_facts
 from greedynas.rundir.schemas import Search
 from greedynas.runtime.devices import choose_device
@@ -96,9 +96,22 @@ class RunRecord:
         """What the run takes on disk."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file() and not file.is_symlink())
 
-    def data(self, device: str = "cpu") -> Data:
-        """Open the images of the run, with its own split."""
-        return read_data(self.config, choose_device(device), self.folder)
+    def data(self, device: str = "cpu", source: Any = None) -> Data:
+        """Open the images of the run, with its own split.
+
+        Args:
+            device: Where batches go.
+            source: The images, where the run did not read them from disk or they were moved: what `open_data` takes.
+
+        Returns:
+            The images: `.train`, `.val`, `.test()`, `.class_names`.
+
+        Raises:
+            GreedyNASError: If these are not the images that the run began with.
+        """
+        if source is None:
+            return read_data(self.config, choose_device(device), self.folder)
+        return open_images(source, self.config, self.folder, device)
 
     def summary(self) -> dict[str, Any]:
         """Return what tells the run from others, as plain data."""
@@ -161,6 +174,18 @@ class RunRecords(Sequence[RunRecord]):
         head = "".join(f"<th>{name}</th>" for name in ("run", "stage", "space", "sampler", "model", "macs", "top-1"))
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def open_images(source: Any, config: Config, folder: Path, device: str) -> Data:
+    """Open images that are handed over, split and augmented as the settings of a run say."""
+    return open_data(
+        source,
+        space=config.space,
+        settings=config.data,
+        seed=config.seed,
+        device=choose_device(device),
+        folder=folder,
+    )
 
 
 def open_run(folder: str | Path) -> RunRecord:

@@ -4,21 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from greedynas.api.runs import RunRecord, open_run
-from greedynas.data.datasets import Data, open_data
+from greedynas.api.runs import RunRecord, open_images, open_run
+from greedynas.data.datasets import Data
 from greedynas.jobs import resolving
 from greedynas.jobs.job import Baseline, run_job
 from greedynas.models.supernet import Supernet
-from greedynas.reporting.report import report_stage
+from greedynas.reporting import check_packages
 from greedynas.rundir.callbacks import Callback
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.terminal import make_console
 from greedynas.settings.loading import changed_section
-from greedynas.settings.schema import Config
+from greedynas.settings.schema import AUTO, Config
 from greedynas.spaces.budget import Limits, parse_limits
 from greedynas.stages.export import export_stage
 from greedynas.stages.retrain import retrain_stage
@@ -130,7 +129,7 @@ def search_run(
     name: str | None = None,
     changes: Mapping[str, Any] | None = None,
     seed: int | None = None,
-    data: Data | None = None,
+    data: Any = None,
     quiet: bool = False,
 ) -> RunRecord:
     """Search the trained supernet of a run under a budget; the chosen networks are in `.models` afterwards.
@@ -146,7 +145,7 @@ def search_run(
         name: Of the search; by default it is made of the limits.
         changes: Settings of the search by key, such as {"generations": 10}.
         seed: Of the search; by default the run's.
-        data: The images of the run, where they were opened by hand.
+        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
         quiet: Print nothing.
 
     Returns:
@@ -166,7 +165,7 @@ def search_run(
     limits = _limits(flops, params, latency)
     requests = make_requests(folder, limits, searcher, tuple(objectives), True, name, [], seed, settings)
     table = None if latency_table is None else Path(latency_table)
-    search_stage(folder, requests, table, _console(quiet), data)
+    search_stage(folder, requests, table, _console(quiet), _images_of(folder, data))
     return open_run(folder)
 
 
@@ -179,7 +178,7 @@ def retrain(
     pretrained: str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
     seed: int | None = None,
-    data: Data | None = None,
+    data: Any = None,
     quiet: bool = False,
 ) -> RunRecord:
     """Train a network of a run from scratch and test it: the chosen one, another one it found, or any other to compare.
@@ -192,7 +191,7 @@ def retrain(
         pretrained: Weights of a timm model: "cache" or a file.
         changes: Settings of the training by key, such as {"epochs": 100, "recipe": "rmsprop"}.
         seed: Of the training; by default the run's.
-        data: The images of the run, where they were opened by hand.
+        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
         quiet: Print nothing.
 
     Returns:
@@ -218,7 +217,7 @@ def retrain(
         name=name,
         pretrained=pretrained,
         seed=seed,
-        data=data,
+        data=_images_of(folder, data),
     )
     return open_run(folder)
 
@@ -228,7 +227,7 @@ def export(
     *,
     model: str | None = None,
     formats: Sequence[str] | None = None,
-    data: Data | None = None,
+    data: Any = None,
     quiet: bool = False,
 ) -> RunRecord:
     """Export a trained network of a run for other tools, and measure each file.
@@ -237,7 +236,7 @@ def export(
         run: The run directory.
         model: A network in `models/`; by default the chosen one.
         formats: Such as ["onnx", "safetensors"]; by default these two.
-        data: The images of the run, where they were opened by hand.
+        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
         quiet: Print nothing.
 
     Returns:
@@ -253,8 +252,9 @@ def export(
         ['model.onnx', 'model.fp16.onnx', 'model.int8.onnx', 'model.safetensors']
     """
     options: dict[str, Any] = {} if formats is None else {"formats": tuple(formats)}
-    export_stage(_folder(run), _console(quiet), model=model, data=data, **options)
-    return open_run(_folder(run))
+    folder = _folder(run)
+    export_stage(folder, _console(quiet), model=model, data=_images_of(folder, data), **options)
+    return open_run(folder)
 
 
 def report(run: Folder, *, quiet: bool = False) -> Path:
@@ -275,6 +275,9 @@ def report(run: Folder, *, quiet: bool = False) -> Path:
         >>> greedynas.report("runs/photos", quiet=True).name
         'report.html'
     """
+    check_packages()
+    from greedynas.reporting.report import report_stage
+
     return Path(report_stage(_folder(run), _console(quiet))["report"])
 
 
@@ -335,6 +338,10 @@ def _settings(
 ) -> tuple[Config, Data | None]:
     """Return the settings of a run, and its images where they were read for them or do not come from a place on disk."""
     named = isinstance(data, (str, Path))
+    if data is not None and not named and (str(settings) == AUTO or hours is not None):
+        raise GreedyNASError(
+            "auto and hours look at images by their name: give the data set one with greedynas.register_dataset, and data=NAME"
+        )
     places = {"data.source": str(data)} if named else {}
     if isinstance(settings, Config):
         if hours is not None or changes:
@@ -345,11 +352,19 @@ def _settings(
         config, images = resolving.settings_of(
             str(settings), {**(changes or {}), **places}, folder, console, parse_limits(limits), hours
         )
-    if data is not None and not named:
-        device = choose_device(config.device)
-        images = data if isinstance(data, Data) else _open(data, config, device, folder)
+    if data is not None and not named:  # a later stage must not look for the preset's own images
+        config = config.model_copy(update={"data": config.data.model_copy(update={"source": ""})})
+        images = data if isinstance(data, Data) else open_images(data, config, folder, config.device)
     return config, images
 
 
-def _open(data: Any, config: Config, device: torch.device, folder: Path) -> Data:
-    return open_data(data, space=config.space, seed=config.seed, device=device, folder=folder)
+def _images_of(folder: Path, data: Any) -> Data | None:
+    """Return the images of a run that were handed over; None: the stage opens them itself."""
+    if isinstance(data, Data):
+        return data
+    config = read_run_config(folder)
+    if data is None:
+        if not config.data.source:
+            raise GreedyNASError(f"{folder} was trained on a data set that has no name: hand it over again with data=")
+        return None
+    return open_images(data, config, folder, config.device)

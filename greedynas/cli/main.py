@@ -23,6 +23,12 @@ from greedynas.runtime.terminal import complain, say, steady_streams
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 PROGRAM = "greedynas"
+# Dependencies that only some verbs import: where somebody has left one out, the verb says so. By the name that is imported,
+# what pip installs.
+PACKAGES = {
+    name: name
+    for name in ("jinja2", "onnx", "onnxruntime", "onnxscript", "plotly", "pymoo", "scipy", "timm", "torchvision")
+}
 
 app = make_app(completion=True)
 for family in (job, stages, inspect, studies, bench):  # in the order of the help
@@ -86,6 +92,10 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         complain("stopped")
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            raise
+        _fail(f"greedynas needs {error.name}, which is not installed: pip install {PACKAGES[error.name]}")
     except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
         _fail(_told(error))
     sys.exit(code if isinstance(code, int) else 0)

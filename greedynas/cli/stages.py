@@ -293,6 +293,9 @@ def report(run: RunArgument, as_json: JsonOption = False) -> None:
 
     The report is DIR/report.html and opens without a network connection.
     """
+    from greedynas.reporting import check_packages
+
+    check_packages()
     from greedynas.reporting.report import report_stage
     from greedynas.runtime.parallel.ranks import on_first
 

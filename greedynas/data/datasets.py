@@ -158,6 +158,7 @@ def open_data(
     source: Any,
     *,
     space: Space | None = None,
+    settings: DataSettings | None = None,
     image_size: int | None = None,
     image_channels: int | None = None,
     seed: int = 0,
@@ -171,6 +172,7 @@ def open_data(
             (image, label), or a mapping of such data sets with the keys "train", "val" and "test". What is missing is held
             out of "train".
         space: The space that the images are for: it gives their size and channels.
+        settings: How images are split and augmented, where `source` does not say it itself.
         image_size: The height and width in pixels that networks see, where no space is given.
         image_channels: 1 or 3, where no space is given.
         seed: Of the split and of augmentation.
@@ -194,11 +196,12 @@ def open_data(
         raise GreedyNASError("open_data needs a space or an image_size")
     image_channels = image_channels or (3 if space is None else space.image_channels)
     device, given = torch.device(device), None
-    settings = source
-    if isinstance(source, (str, Path)):
-        settings = DataSettings(source=str(source))
-    elif not isinstance(source, DataSettings):
-        settings, given = DataSettings(), dataset_splits(source)
+    if isinstance(source, DataSettings):
+        settings = source
+    elif isinstance(source, (str, Path)):
+        settings = (settings or DataSettings()).model_copy(update={"source": str(source)})
+    else:
+        settings, given = settings or DataSettings(), dataset_splits(source)
     view = _view(settings, image_size, image_channels, seed)
     refuse = settings.unreadable == "refuse"
     shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)

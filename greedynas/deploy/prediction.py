@@ -52,13 +52,15 @@ class _Named:
     itself: bool
 
 
-def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
+def predict(
+    model: str | Path, images: str | Path | Sequence[str | Path], *, top: int = 5, batch_size: int = 32
+) -> Iterator[Prediction]:
     """Classify image files, and those in folders.
 
     Args:
         model: A run directory, a folder `models/NAME`, a `model.safetensors`, an `.onnx` file of greedynas, or a file of
             another export format.
-        images: Image files, and folders of them.
+        images: Image files, and folders of them; one alone need not be in a list.
         top: How many classes each image gets.
         batch_size: The most images that are run together.
 
@@ -78,8 +80,9 @@ def predict(model: Path, images: Sequence[Path], *, top: int = 5, batch_size: in
     """
     if top < 1 or batch_size < 1:
         raise GreedyNASError("at least one class of at least one image at a time")
-    files = list(_find_images(images))
-    classify, card = open_model(model)
+    images = [images] if isinstance(images, (str, Path)) else images
+    files = list(_find_images([Path(image) for image in images]))
+    classify, card = open_model(Path(model))
     at_once = images_at_once(max(card.image_size, card.stored_size // 16), batch_size)
     return _predictions(files, classify, card, min(top, len(card.class_names)), at_once)
 

@@ -26,7 +26,7 @@ from greedynas.runtime.parallel import ranks
 from greedynas.spaces.paths import OpPath, parse_path
 
 
-@dataclass
+@dataclass(repr=False)
 class Evaluation:
     """The result of `evaluate_paths`: the loss and the accuracy of each path, and how much work it took.
 
@@ -53,6 +53,15 @@ class Evaluation:
     layers_run: int = 0  # blocks run, counted once a chunk of images
     layers_plain: int = 0  # what one path at a time would have run
     correct: NDArray[np.bool_] | None = field(default=None, repr=False)  # (paths, images) when asked for
+
+    def __repr__(self) -> str:
+        if len(self.losses) == 0:
+            return "Evaluation(0 paths)"
+        worst, best = self.accuracies.min(), self.accuracies.max()
+        return (
+            f"Evaluation({len(self.losses):,} paths: accuracies {worst:.4f} to {best:.4f}, "
+            f"losses {self.losses.min():.4f} to {self.losses.max():.4f})"
+        )
 
 
 def evaluate_paths(

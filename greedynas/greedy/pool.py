@@ -7,6 +7,8 @@ import numpy as np
 
 from greedynas.spaces.paths import OpPath
 
+SHOWN = 10  # paths in a notebook
+
 
 class CandidatePool:
     """The candidate pool of the paper: at most `size` paths, each with its newest loss.
@@ -76,6 +78,19 @@ class CandidatePool:
 
     def losses(self) -> list[float]:
         return [loss for loss, _ in self._entries.values()]
+
+    def __repr__(self) -> str:
+        losses = sorted(self.losses())
+        told = f", losses {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
+        return f"CandidatePool({len(self):,} of {self.size:,} paths{told})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{' '.join(map(str, path))}</td><td>{loss:.4f}</td></tr>" for path, loss in self.best(SHOWN)
+        )
+        more = f", the best {SHOWN}" if len(self) > SHOWN else ""
+        head = "<tr><th>path</th><th>loss</th></tr>"
+        return f"<table><caption>{self!r}{more}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
     @property
     def full(self) -> bool:

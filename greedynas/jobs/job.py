@@ -14,8 +14,9 @@ from greedynas.greedy.searchers.task import make_task
 from greedynas.jobs.estimates import estimate, job_table
 from greedynas.jobs.machine_speed import known_pace
 from greedynas.models.pretrained import cached_weights
-from greedynas.reporting.report import report_stage
+from greedynas.reporting import check_packages
 from greedynas.runtime.devices import choose_device
+from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
@@ -82,9 +83,22 @@ def run_job(
     for request in requests:
         export = partial(export_stage, folder, console, model=request.name, data=data)
         report_export(ranks.on_first(export), folder, console)
-    report = ranks.on_first(lambda: report_stage(folder, console))
+    report = ranks.on_first(lambda: write_report(folder, console))
     told = {"report": report["report"], "worth": report["worth"]}
     return {"run": str(folder), "models": models, "random": rivals, **told}
+
+
+def write_report(folder: Path, console: Console) -> dict[str, Any]:
+    """Write the report. Where a package for it is missing, say in one line how to get it: everything else is done."""
+    try:
+        check_packages()
+    except GreedyNASError as error:
+        told = f"No report was written: {error} && greedynas report {folder}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)  # the command is copied whole
+        return {"report": None, "worth": None}
+    from greedynas.reporting.report import report_stage
+
+    return report_stage(folder, console)
 
 
 def train_random(
@@ -162,7 +176,7 @@ def report_job(result: dict[str, Any], console: Console) -> None:
     if result["worth"] is not None:
         console.print(result["worth"], highlight=False, markup=False)
     lines = (
-        f"Look at   {result['report']}",
+        *([] if result["report"] is None else [f"Look at   {result['report']}"]),
         f"Classify  greedynas predict {folder} IMAGE…",
         f"Deploy    {folder}/model.onnx, or {folder}/model.safetensors in PyTorch:",
         f'          network, card = greedynas.load_network("{folder}")',

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from greedynas.rundir.callbacks import Callback
+from greedynas.runtime.packages import require_packages
 
 
 class TensorBoard(Callback):
@@ -14,6 +15,7 @@ class TensorBoard(Callback):
 
     def begin(self, folder: Path | None, step: int) -> None:
         if folder is not None:
+            require_packages("the callback 'tensorboard'", {"tensorboard": "tensorboard"})
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)

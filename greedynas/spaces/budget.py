@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from pydantic import (
     BaseModel,
@@ -66,6 +66,10 @@ class Budget(BaseModel):
             if low is not None and high is not None and low > high:
                 raise GreedyNASError(f"contradictory limits on {cost}: at least {low:,} and at most {high:,}")
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show the limits that there are."""
+        return ((name, value) for name, value in super().__repr_args__() if value is not None)
 
     def limits(self) -> dict[str, tuple[float | None, float | None]]:
         """(lowest, highest) by cost, for the costs that are limited at all."""

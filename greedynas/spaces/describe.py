@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from greedynas.spaces.drawing import op_colour
+from greedynas.spaces.colours import op_colour
 from greedynas.spaces.latency import Entry, LatencyTable
 from greedynas.spaces.ops import linear_cost
 from greedynas.spaces.paths import canonical, compact, op_names

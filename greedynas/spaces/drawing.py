@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from greedynas.spaces.ops import CUSTOM, Op, parse_op
+from greedynas.spaces.colours import SE_COLOUR, is_dark, op_colour
+from greedynas.spaces.ops import parse_op
 from greedynas.spaces.paths import op_names
 from greedynas.spaces.space import Layer, Space
 
-# Hue by kernel, strength by expansion, a bar at the right edge for SE. Readable with the common colour blindnesses.
-KERNEL_COLOURS = {1: "#b8bec6", 3: "#3b82c4", 5: "#e8912d", 7: "#3d9970"}
-OTHER_COLOUR = "#9b6fb0"
-SE_COLOUR = "#c0392b"
 ROW, GAP, LEFT, WIDTH = 22, 6, 90, 200  # pixels
 
 STYLE = """
@@ -20,19 +17,29 @@ STYLE = """
 """
 
 
-def op_colour(name: str) -> str:
-    """Fill colour of an op: its kernel's hue, lighter for small expansions."""
-    op = parse_op(name)
-    if op.family == CUSTOM:
-        return OTHER_COLOUR
-    if op.family == "ID" or op.kernel == 1:
-        return KERNEL_COLOURS[1]
-    hue = OTHER_COLOUR if op.family == "XCEPTION" else KERNEL_COLOURS.get(op.kernel, OTHER_COLOUR)
-    return hue if _strong(op) else _lighter(hue)
+class Drawing(str):
+    """An SVG as text, which notebooks show as a picture."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
 
 
-def draw_path(path: Sequence[int], space: Space, title: str = "") -> str:
-    """The network from stem to classifier, top to bottom, with the shape after each block."""
+def draw_path(path: Sequence[int], space: Space, title: str = "") -> Drawing:
+    """Draw a network from stem to classifier, top to bottom, with the shape after each block.
+
+    Args:
+        path: The path.
+        space: Its space.
+        title: A heading instead of the space's name.
+
+    Returns:
+        The drawing as SVG: text for a file, and a picture in a notebook.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.draw_path((2, 2, 2, 1, 2, 2, 0, 2), greedynas.load_space("macro"))[:4]
+        '<svg'
+    """
     names = (
         [layer.ops[0] for layer in space.stem_layers]
         + op_names(path, space)
@@ -57,7 +64,7 @@ def draw_path(path: Sequence[int], space: Space, title: str = "") -> str:
     parts.append(f'<line class="stage" x1="8" x2="{LEFT + WIDTH + 110}" y1="{top - GAP / 2}" y2="{top - GAP / 2}"/>')
     parts.append(_text(LEFT, top + 15, f"pool, FC {space.features} → {space.num_classes}", "note"))
     label = title or f"a network of {space.name}"
-    return (
+    return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {LEFT + WIDTH + 120} {top + 28}" '
         f'width="{LEFT + WIDTH + 120}" height="{top + 28}">\n<title>{escape(label)}</title>\n<style>{STYLE}</style>\n'
         + _text(8, 16, label, "")
@@ -80,17 +87,7 @@ def _box(name: str, layer: Layer, top: int) -> str:
     if op.se:
         box += f'<rect x="{left + width - 7:.1f}" y="{top}" width="7" height="{ROW}" rx="2" fill="{SE_COLOUR}"/>'
     middle = LEFT + WIDTH / 2
-    return f"<g>{hover}{box}{_text(middle, top + 15, name, 'on' if _strong(op) else 'off', 'middle')}</g>"
-
-
-def _strong(op: Op) -> bool:
-    """Whether the box is dark enough for white letters: that of a kernel of 1 is grey."""
-    return op.family == CUSTOM or (op.family != "ID" and op.kernel > 1 and (op.family != "MB" or op.expansion >= 4))
-
-
-def _lighter(colour: str) -> str:
-    """Half way to white."""
-    return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
+    return f"<g>{hover}{box}{_text(middle, top + 15, name, 'on' if is_dark(op) else 'off', 'middle')}</g>"
 
 
 def _text(x: float, y: float, text: str, style: str, anchor: str = "start") -> str:

@@ -132,6 +132,17 @@ class LatencyTable(_Data):
     constant_ms: Annotated[float, Field(ge=-MAX_MS, le=MAX_MS, allow_inf_nan=False)] = 0.0  # what blocks do not show
     fit: Fit | None = None
 
+    def __repr__(self) -> str:
+        threads = "" if self.threads is None else f", {self.threads} thread{'s' * (self.threads > 1)}"
+        missing = len(self.missing())
+        told = f", {missing} entries missing" if missing else ""
+        return (
+            f"LatencyTable({self.space!r} at {self.image_size} px, {len(self.layers)} layers: "
+            f"{self.backend} on {self.device}{threads}{told})"
+        )
+
+    __str__ = __repr__
+
     @property
     def entries(self) -> tuple[dict[str, Entry | None], ...]:
         """The entries by layer and name of the op: `entries[layer][op_name]`."""

@@ -13,6 +13,7 @@ A space is a YAML file or a few lines of Python:
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.yaml_files import read_yaml
 from greedynas.spaces.budget import Budget
+from greedynas.spaces.colours import is_dark, op_colour
 from greedynas.spaces.costs import Costs, CostTable, IntArray, PricesPaths
 from greedynas.spaces.feasible import sample_feasible
 from greedynas.spaces.ops import Cost, check_shape, is_nothing, linear_cost, op_cost, out_size, parse_op
@@ -286,6 +288,31 @@ class Space(_Data):
             "params": CostTable(entries[1], sum(cost.params for cost in shared), self.num_ops),
         }
 
+    # What people see
+
+    def __repr__(self) -> str:
+        ops = sorted(set(self.num_ops))
+        many = str(ops[0]) if len(ops) == 1 else f"{ops[0]} to {ops[-1]}"
+        size = f"{self.size:,}" if self.size < 10**7 else f"{self.size:.2g}"
+        return (
+            f"Space({self.name!r}: {len(self.layers)} layers of {many} ops, {size} paths, "
+            f"{self.image_size} px, {self.num_classes} classes)"
+        )
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (layer.where, f"{layer.in_size}²×{layer.in_channels}", f"{layer.out_size}²×{layer.out_channels}", layer.ops)
+            for layer in (*self.stem_layers, *self.layers, *self.head_layers)
+        ]
+        body = "".join(
+            f"<tr><td>{where}</td><td>{before}</td><td>{after}</td><td>{' '.join(map(_label, ops))}</td></tr>"
+            for where, before, after, ops in rows
+        )
+        head = "<tr><th>where</th><th>input</th><th>output</th><th>ops</th></tr>"
+        return f"<table><caption>{escape(repr(self))}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+
     def check_paths(self, paths: Any) -> IntArray:
         """Any array-like of paths as int64 (n, layers), with every index in range."""
         array = np.asarray(paths)
@@ -352,6 +379,14 @@ def _validated(source: str, data: dict[str, Any]) -> Space:
         return Space.model_validate(data)
     except ValidationError as error:
         raise GreedyNASError(f"{source}: {first_problem(error)}") from None
+
+
+def _label(op: str) -> str:
+    """Return the name of an op on its colour, as HTML."""
+    letters = "#fff" if is_dark(parse_op(op)) else "#1b1f24"
+    return (
+        f'<span style="background:{op_colour(op)};color:{letters};padding:0 4px;border-radius:3px">{escape(op)}</span>'
+    )
 
 
 def _place(fixed: tuple[Fixed, ...], where: str, channels: int, size: int) -> tuple[Layer, ...]:

@@ -129,6 +129,36 @@ def test_another_budget_adds_a_model(run_cli, finished, config_file):
     assert json.loads((run / "arch.json").read_text())["model"] == "params-6K"
 
 
+def test_a_job_without_the_packages_of_the_report_finishes_and_says_how_to_get_it(
+    run_cli, finished, config_file, monkeypatch
+):
+    from greedynas.runtime import packages
+
+    run, _ = finished
+    page = (run / "report.html").read_bytes()
+    monkeypatch.setattr(packages, "_is_installed", lambda name: name != "plotly")
+    told = "the report needs plotly, which is not installed: pip install plotly"
+    code, out, _ = run_cli("run", config_file, "--flops", "60K", "--out", run)
+    assert code == 0
+    assert f"No report was written: {told} && greedynas report" in " ".join(out.split())
+    assert "Look at" not in out
+    assert "Found:" in out
+    assert run_cli("report", run) == (2, "", f"error: {told}\n")
+    with pytest.raises(greedynas.GreedyNASError, match=told):
+        greedynas.report(run, quiet=True)
+    assert (run / "report.html").read_bytes() == page
+
+
+def test_a_verb_whose_package_is_missing_says_which(finished, tmp_path):
+    run, _ = finished
+    (tmp_path / "pymoo.py").write_text("raise ModuleNotFoundError(\"No module named 'pymoo'\", name='pymoo')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "greedynas", "search", run, "--flops", "60K"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    told = "error: greedynas needs pymoo, which is not installed: pip install pymoo\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 def test_a_job_that_fits_a_time_reads_its_images_once(run_cli, config_file, tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(run_module, "open_data", lambda *a, **k: reads.append(a) or open_data(*a, **k))

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 
+from greedynas.greedy.searchers.front_chart import draw_front
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.rng import stream
+from greedynas.runtime.text import COSTS
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.costs import CostTable, IntArray, PricesPaths
+from greedynas.spaces.drawing import draw_path
 from greedynas.spaces.feasible import sample_feasible, within
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
@@ -181,6 +185,17 @@ class Searched:
     def __repr__(self) -> str:
         best = f", best {self.best.accuracy:.4f}" if self.found else ""
         return f"Searched({len(self.found):,} paths of {self.task.space.name}{best})"
+
+    def _repr_html_(self) -> str:
+        if not self.found:
+            return f"<p>{escape(repr(self))}</p>"
+        cost = self.task.objectives[0]
+        costs = self.task.tables[cost](np.array([entry.path for entry in self.found]))
+        place = {entry.path: i for i, entry in enumerate(self.found)}
+        front = [place[entry.path] for entry in self.front()]
+        accuracies = np.array([entry.accuracy for entry in self.found])
+        chart = draw_front(costs, accuracies, front, (COSTS[cost], "accuracy on the supernet"), repr(self))
+        return chart + draw_path(self.best.path, self.task.space, f"best: {self.best.accuracy:.4f}")
 
 
 def make_task(
