@@ -178,7 +178,7 @@ def register_recipe(name: str, recipe: Any = None) -> Any:
 
     Example:
         >>> import greedynas
-            >>> from greedynas.stages.recipes import cosine_schedule, sgd_optimizer
+        >>> from greedynas.stages.recipes import cosine_schedule, sgd_optimizer
         >>> numbers = {"epochs": 100, "batch_size": 128, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
         >>> recipe = greedynas.register_recipe("doctest-cifar", greedynas.Recipe(numbers, sgd_optimizer, cosine_schedule))
         >>> greedynas.RetrainSettings(recipe="doctest-cifar").recipe
@@ -199,7 +199,7 @@ def register_format(name: str, format: Any = None) -> Any:
 
     Example:
         >>> import greedynas, torch
-            >>> @greedynas.register_format("doctest-pt2")
+        >>> @greedynas.register_format("doctest-pt2")
         ... class Exported(greedynas.Format):
         ...     name, suffix = "doctest-pt2", ".pt2"
         ...     def convert(self, source, precision, file):
