@@ -171,17 +171,16 @@ def register_recipe(name: str, recipe: Any = None) -> Any:
 
     Args:
         name: For `retrain.recipe` and `--recipe`.
-        recipe: A `greedynas.settings.recipes.Recipe`: numbers, an optimizer and a learning-rate schedule.
+        recipe: A `greedynas.Recipe`: numbers, an optimizer and a learning-rate schedule.
 
     Returns:
         The recipe, or a decorator.
 
     Example:
         >>> import greedynas
-        >>> from greedynas.settings.recipes import Recipe
         >>> from greedynas.stages.recipes import cosine_schedule, sgd_optimizer
         >>> numbers = {"epochs": 100, "batch_size": 128, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-        >>> recipe = greedynas.register_recipe("doctest-cifar", Recipe(numbers, sgd_optimizer, cosine_schedule))
+        >>> recipe = greedynas.register_recipe("doctest-cifar", greedynas.Recipe(numbers, sgd_optimizer, cosine_schedule))
         >>> greedynas.RetrainSettings(recipe="doctest-cifar").recipe
         'doctest-cifar'
     """
@@ -193,16 +192,15 @@ def register_format(name: str, format: Any = None) -> Any:
 
     Args:
         name: For `--format`; the class has it as its attribute `name` too.
-        format: A subclass of `greedynas.deploy.formats.format.Format`, which converts a network and opens what it has written.
+        format: A subclass of `greedynas.Format`, which converts a network and opens what it has written.
 
     Returns:
         The class, or a decorator.
 
     Example:
         >>> import greedynas, torch
-        >>> from greedynas.deploy.formats.format import Format
         >>> @greedynas.register_format("doctest-pt2")
-        ... class Exported(Format):
+        ... class Exported(greedynas.Format):
         ...     name, suffix = "doctest-pt2", ".pt2"
         ...     def convert(self, source, precision, file):
         ...         image = torch.zeros(1, 3, source.card.image_size, source.card.image_size)
@@ -222,16 +220,16 @@ def register_latency_backend(name: str, backend: Any = None) -> Any:
 
     Args:
         name: For `--backend`.
-        backend: A subclass of `greedynas.deploy.latency_backends.backend.LatencyBackend`.
+        backend: A subclass of `greedynas.LatencyBackend`.
 
     Returns:
         The class, or a decorator.
 
     Example:
         >>> import greedynas
-        >>> from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of
+        >>> from greedynas.deploy.latency_backends.backend import make_block_of
         >>> @greedynas.register_latency_backend("doctest-constant")
-        ... class Constant(LatencyBackend):
+        ... class Constant(greedynas.LatencyBackend):
         ...     backend = "constant"
         ...     def parts(self, layer, ops, activation):
         ...         return [make_block_of(layer, op, activation) for op in ops]

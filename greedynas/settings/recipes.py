@@ -39,7 +39,14 @@ class LearningRateSchedule(Protocol):
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """One training by a recipe, with all numbers resolved. None: the recipe has no such number."""
+    """The numbers of one training by a recipe, complete. None is a number that the recipe does not have.
+
+    Example:
+        >>> import greedynas
+        >>> from greedynas.stages.recipes import make_recipe
+        >>> make_recipe(greedynas.RetrainSettings(recipe="sgd", batch_size=512)).lr  # it follows the batch size
+        0.1
+    """
 
     name: str
     epochs: int
@@ -89,6 +96,13 @@ class Recipe:
 
     Raises:
         GreedyNASError: The numbers lack a needed key, or have one that is not in KEYS.
+
+    Example:
+        >>> import greedynas
+        >>> from greedynas.stages.recipes import cosine_schedule, sgd_optimizer
+        >>> recipe = greedynas.Recipe({"epochs": 100, "batch_size": 128, "lr": 0.1}, sgd_optimizer, cosine_schedule)
+        >>> recipe.numbers["epochs"]
+        100
     """
 
     defaults: Mapping[str, Any]

@@ -57,6 +57,13 @@ class Conversion:
         card: What the network is, what its outputs mean, and how images become its input.
         calibration: Returns batches of training images as the network gets them, always the same ones: for quantisation.
         cache: What the conversions to several precisions have in common, under names of the format's choice.
+
+    Example:
+        >>> import greedynas
+        >>> network, card = greedynas.load_network("runs/photos")
+        >>> source = greedynas.Conversion(network, card, calibration=lambda: iter(()))
+        >>> source.card.image_size
+        16
     """
 
     network: nn.Module
@@ -78,6 +85,20 @@ class Format(ABC):
         published: Whether the reference file of the chosen network is also put at the top of the run directory.
         card: Where the card is: "inside" the files, "beside" them as `model.json`, or "both".
         is_pytorch: Whether its runtime is PyTorch itself, so that there is nothing to compare.
+
+    Example:
+        >>> import greedynas, torch
+        >>> class Exported(greedynas.Format):
+        ...     name, suffix = "exported", ".pt2"
+        ...     def convert(self, source, precision, file):
+        ...         image = torch.zeros(1, source.card.image_channels, source.card.image_size, source.card.image_size)
+        ...         torch.export.save(torch.export.export(source.network, (image,)), file)
+        ...     def open(self, file, threads=None):
+        ...         return torch.export.load(file).module()
+        ...     def runtime(self):
+        ...         return f"torch {torch.__version__}"
+        >>> Exported().file_name("fp32")
+        'model.pt2'
     """
 
     name: str

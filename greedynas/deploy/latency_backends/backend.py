@@ -45,6 +45,17 @@ class LatencyBackend(ABC):
         backend: Its name and version, for the latency table.
         device: The name of the processor or GPU, for the table.
         threads: CPU threads, for the table; None where they do not matter.
+
+    Example:
+        >>> import greedynas
+        >>> class Constant(greedynas.LatencyBackend):
+        ...     backend = "constant"
+        ...     def parts(self, layer, ops, activation):
+        ...         return list(ops)
+        ...     def runner(self, parts, layer, side_by_side=False):
+        ...         return lambda: float(len(parts))
+        >>> Constant("cpu", threads=1).threads
+        1
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
