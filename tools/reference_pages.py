@@ -31,7 +31,7 @@ GROUPS = {
             "compact",
             "canonical",
         ),
-        *("known_networks", "KnownNetwork"),
+        *("known_networks", "KnownNetwork", "describe", "draw_path", "parse_count", "parse_latency"),
     ],
     "Supernets and networks": ["Supernet", "build_network", "Network", "register_timm_models"],
     "The paper's algorithms": [

@@ -71,7 +71,7 @@ class Registry(Generic[T]):
     def _search_packages(self) -> None:
         if not self._searched_packages:
             self._searched_packages = True
-            for point in entry_points(group=f"greedynas.{self.kind.replace(' ', '_')}s"):
+            for point in entry_points(group=f"greedynas.{self.kind.lower().replace(' ', '_')}s"):
                 self._places.setdefault(point.name, point)
 
     def _load(self, name: str, place: str | EntryPoint) -> T:

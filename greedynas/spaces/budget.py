@@ -113,7 +113,22 @@ def without_latency(budgets: Sequence[Budget]) -> list[Budget]:
 
 
 def parse_count(text: str) -> int:
-    """`330M` -> 330000000; also `1.2G`, `5e6`, `320,000,000`."""
+    """Return the number that a text such as "330M" says.
+
+    Args:
+        text: A number, with K, M, G or B if it is in thousands, millions or billions: "1.2G", "5e6", "320,000,000".
+
+    Returns:
+        The number.
+
+    Raises:
+        GreedyNASError: If the text is no such number, or not a whole one.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.parse_count("330M")
+        330000000
+    """
     match = _COUNT.fullmatch(text.strip())
     if match is None:
         raise GreedyNASError(
@@ -131,7 +146,22 @@ def told_count(value: float) -> str:
 
 
 def parse_latency(text: str) -> float:
-    """`80ms` -> 80.0 milliseconds; also `0.08s`, `900us` and a bare number of milliseconds."""
+    """Return the milliseconds that a text such as "80ms" says.
+
+    Args:
+        text: A number with its unit: "0.08s", "900us"; a bare number is in milliseconds.
+
+    Returns:
+        The milliseconds.
+
+    Raises:
+        GreedyNASError: If the text is no such time.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.parse_latency("80ms")
+        80.0
+    """
     match = _LATENCY.fullmatch(text.strip())
     if match is None:
         raise GreedyNASError(f"cannot read {text!r} as a latency; write for example 80ms")

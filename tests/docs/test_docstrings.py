@@ -15,6 +15,8 @@ VERBS = {
         "Add",
         "Build",
         "Classify",
+        "Describe",
+        "Draw",
         "Evaluate",
         "Export",
         "Import",
