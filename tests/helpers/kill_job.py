@@ -22,7 +22,7 @@ from greedynas.jobs.resolving import load_config
 from tests.helpers.kill_points import KILLED, Death, in_child, survival
 
 LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
-STAGES = ("train_stage", "search_stage", "retrain_stage", "retrain_stage", "export_stage", "report_stage")
+STAGES = ("train_stage", "search_stage", "retrain_stage", "retrain_stage", "export_stage", "write_report")
 FILES = (
     *("arch.json", "model.safetensors", "model.onnx", "models/random/arch.json", "models/random/model.safetensors"),
     *("models/macs-60K/test.json", "models/random/test.json", "searches/macs-60K/search.json"),  # say how long it took
