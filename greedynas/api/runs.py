@@ -114,7 +114,14 @@ class RunRecord:
         return open_images(source, self.config, self.folder, device)
 
     def summary(self) -> dict[str, Any]:
-        """Return what tells the run from others, as plain data."""
+        """Return what tells the run from others, as plain data. A run that cannot be read has the stage "unreadable"."""
+        try:
+            return self._summary()
+        except GreedyNASError as error:
+            names = ("space", "sampler", "epochs", "searches", "model", "macs", "params", "top1")
+            return {"run": str(self.folder), "stage": "unreadable", **dict.fromkeys(names), "problem": str(error)}
+
+    def _summary(self) -> dict[str, Any]:
         best = self.best
         return {
             "run": str(self.folder),
@@ -130,8 +137,9 @@ class RunRecord:
         }
 
     def __repr__(self) -> str:
-        told = "" if self.top1 is None else f", {percent(self.top1)} top-1"
-        return f"RunRecord({str(self.folder)!r}, {self.stage}{told})"
+        facts = self.summary()
+        accuracy = "" if facts["top1"] is None else f", {percent(facts['top1'])} top-1"
+        return f"RunRecord({str(self.folder)!r}, {facts['stage']}{accuracy})"
 
 
 class RunRecords(Sequence[RunRecord]):
@@ -161,7 +169,13 @@ class RunRecords(Sequence[RunRecord]):
             macs = "" if facts["macs"] is None else count(facts["macs"])
             top1 = "" if facts["top1"] is None else percent(facts["top1"])
             rows.append(
-                [facts["run"], facts["stage"], facts["space"], facts["sampler"], facts["model"] or "", macs, top1]
+                [
+                    facts["run"],
+                    facts["stage"],
+                    *(facts[name] or "" for name in ("space", "sampler", "model")),
+                    macs,
+                    top1,
+                ]
             )
         return rows
 
