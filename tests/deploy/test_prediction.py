@@ -29,7 +29,7 @@ from tests.helpers.pictures import picture, spoil
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DOCS = ROOT / "docs" / "export.md"
+DOCS = ROOT / "docs" / "guide" / "export.md"
 
 
 @pytest.fixture(scope="module")

@@ -125,9 +125,9 @@ def test_yaml_gives_the_same_space_back(tmp_path_factory, space):
     assert hash(load_space(file)) == hash(space)
 
 
-def test_readme_space_works(tmp_path):
-    readme = (load_space.__globals__["SPACES"].parents[2] / "README.md").read_text()
-    text = readme.split("```yaml\n")[1].split("```")[0]
+def test_the_space_of_the_guide_works(tmp_path):
+    page = (load_space.__globals__["SPACES"].parents[2] / "docs" / "guide" / "your-space.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(text)
     space = load_space(tmp_path / "mine.yaml")
     assert space.num_ops == (4, 4, 4, 2, 2, 2, 4, 4)
