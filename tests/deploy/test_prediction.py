@@ -388,9 +388,10 @@ def test_facts_for_programs(exported, gallery):
 def test_the_snippet_of_the_documentation(exported, gallery, tmp_path):
     """As it is printed, where greedynas cannot be imported."""
     (code,) = re.findall(r"```python\n(import json\n.*?)```", DOCS.read_text(), re.DOTALL)
-    shutil.copy(exported / "model.onnx", tmp_path)
+    (tmp_path / "runs" / "photos").mkdir(parents=True)
+    shutil.copy(exported / "model.onnx", tmp_path / "runs" / "photos")
     Image.open(gallery / "turned.jpg").save(
-        tmp_path / "photo.jpg", quality="keep", exif=Image.open(gallery / "turned.jpg").getexif()
+        tmp_path / "holiday.jpg", quality="keep", exif=Image.open(gallery / "turned.jpg").getexif()
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.modules['greedynas'] = None; sys.modules['torch'] = None\n{code}"],
@@ -400,7 +401,7 @@ def test_the_snippet_of_the_documentation(exported, gallery, tmp_path):
         timeout=120,
     )
     assert done.stderr == ""
-    (expected,) = predict(exported, [tmp_path / "photo.jpg"])
+    (expected,) = predict(exported, [tmp_path / "holiday.jpg"])
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [name for _, name in lines] == [name for name, _ in expected.classes]
     assert [float(value) for value, _ in lines] == pytest.approx([value for _, value in expected.classes], abs=2e-4)

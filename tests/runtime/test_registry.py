@@ -100,7 +100,7 @@ def installed(tmp_path, monkeypatch):
         join = offering:good
         lost = offering:lost
         crashing = crashing:thing
-        [greedynas.BatchNorm_modes]
+        [greedynas.batchnorm_modes]
         mode = offering:good
     """
     info = tmp_path / "offering-1.0.dist-info"
