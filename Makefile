@@ -5,7 +5,7 @@ VENV_MIN = .venv-min
 INSTALLED = $(VENV)/.installed
 INSTALLED_MIN = $(VENV_MIN)/.installed
 
-.PHONY: demo bench test test-min chaos fuzz mutants lint types format wheel clean
+.PHONY: demo bench test test-min chaos fuzz mutants lint types docs format wheel clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/greedynas demo
@@ -43,10 +43,15 @@ fuzz: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/ruff format --check .
 
 types: $(INSTALLED)
 	$(VENV)/bin/mypy
+
+# The documentation site, in site/.
+docs: $(INSTALLED)
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
@@ -56,14 +61,14 @@ wheel: $(INSTALLED)
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(VENV_MIN) dist
+	rm -rf $(VENV) $(VENV_MIN) dist site
 
 # The newest versions that were tested. CONSTRAINTS=/dev/null installs whatever is newest today.
 CONSTRAINTS ?= constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,docs]'
 	touch $@
 
 $(INSTALLED_MIN): pyproject.toml requirements-min.txt

@@ -23,7 +23,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 @pytest.fixture(scope="session")
 def synthetic_truth(tmp_path_factory) -> Path:
     """A made-up ground truth in the form of NAS-Bench-Macro's file: for tests of what the package does with it."""
-    from tests.synthetic_files import write_truth
+    from tests.helpers.synthetic_files import write_truth
 
     return write_truth(tmp_path_factory.mktemp("truth") / "nas-bench-macro_cifar10.json")
 
@@ -41,7 +41,7 @@ def macro_truth() -> Path:
 
 
 @pytest.fixture
-def greedynas(monkeypatch, capsys):
+def run_cli(monkeypatch, capsys):
     """Call the command line in this process: (exit code, stdout, stderr)."""
     from greedynas.cli import main as cli
 
@@ -60,7 +60,7 @@ def greedynas(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Threads cost more than they bring with networks as small as those of `tests.test_training`."""
+    """Threads cost more than they bring with networks as small as those of `tests.helpers.training`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -70,15 +70,37 @@ def one_thread():
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """60 little pictures of three classes: 42 to train on, 12 for validation, 6 for a test."""
-    from tests.pictures import paint
+    from tests.helpers.pictures import paint
 
     return paint(tmp_path_factory.mktemp("photos"), {"a": 20, "b": 20, "c": 20}, size=(10, 9))
 
 
 @pytest.fixture(scope="session")
 def data(photos):
-    from tests.test_training import opened
+    from tests.helpers.training import opened
 
     found = opened(photos)
     assert (len(found.train), len(found.val)) == (42, 12)  # four steps an epoch, two images left out
     return found
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers something for one test."""
+
+    def register(registry, name, implementation):
+        monkeypatch.setattr(registry, "_found", dict(registry._found))
+        return registry.register(name, implementation)
+
+    return register
+
+
+@pytest.fixture(scope="session")
+def exported(photos, tmp_path_factory):
+    """An exported run; tests leave it as it is."""
+    from greedynas.stages.export import export_stage
+    from tests.helpers.exports import QUIET, make_run
+
+    folder = make_run(tmp_path_factory.mktemp("exported"), photos)
+    export_stage(folder, QUIET)
+    return folder

@@ -2,14 +2,13 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers.paths import ROOT
 
 
 def pinned(name):
@@ -20,7 +19,8 @@ def pinned(name):
 
 def declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(one) for one in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = project["optional-dependencies"]
+    return [Requirement(one) for one in (*project["dependencies"], *extras["dev"], *extras["docs"])]
 
 
 def test_every_dependency_has_a_tested_newest_version_within_its_bounds():
@@ -53,5 +53,5 @@ def test_nothing_is_pinned_to_a_place(file):
 def test_make_installs_the_constraints():
     text = (ROOT / "Makefile").read_text()
     assert "CONSTRAINTS ?= constraints.txt" in text
-    assert "-c $(CONSTRAINTS) -e '.[dev]'" in text
+    assert "-c $(CONSTRAINTS) -e '.[dev,docs]'" in text
     assert "make test" in (ROOT / ".ci" / "run").read_text()

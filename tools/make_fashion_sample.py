@@ -1,7 +1,7 @@
-"""Make greedynas/fashion.npz, the sample of Fashion-MNIST that ships with the package.
+"""Make greedynas/data/fashion.npz, the sample of Fashion-MNIST that ships with the package.
 
     apt-get install dataset-fashion-mnist
-    python tools/make_fashion_sample.py /usr/share/datasets/fashion-mnist greedynas/fashion.npz
+    python tools/make_fashion_sample.py /usr/share/datasets/fashion-mnist greedynas/data/fashion.npz
 
 800 training and 200 test images of each class, drawn with a fixed seed from the original training and test files, in
 their original order. The pixels are unchanged.

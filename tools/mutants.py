@@ -3,16 +3,18 @@
     python tools/mutants.py --module pool                          every mutant of one module, in minutes
     python tools/mutants.py --module evaluation --sample 60        60 of them, the same ones every time
     python tools/mutants.py --jobs 2                               everything, in a night
-    python tools/mutants.py --module pool --again                  those that survived, after a new test
+    python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
     python tools/mutants.py --report                               what the results say, in Markdown
+    python tools/mutants.py --report --results benchmarks/records/mutants-cpu2-2026-11-18.jsonl.gz
 
 Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
 are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
 Survivors that are known, each with the reason why no test should notice them, are in surviving_mutants.yaml; the exit code is
-1 if there are others.
+1 if there are others. docs/results/mutants.md has the counts and the reasons.
 """
 
 import argparse
+import gzip
 import importlib
 import json
 import os
@@ -34,31 +36,102 @@ from mutations import Mutant, mutants
 ROOT = Path(__file__).parents[1]
 KNOWN = Path(__file__).with_name("surviving_mutants.yaml")
 LIBRARIES = ("numpy", "onnx", "pymoo.core.population", "pytest", "scipy.stats", "timm", "torch", "torchvision")
-COPIED = ("greedynas", "tests", "docs", "README.md", "pyproject.toml")
+COPIED = ("greedynas", "tests", "docs", "tools", "README.md", "pyproject.toml")
+
+DATA_TESTS = [
+    "tests/data/test_datasets.py",
+    "tests/data/test_specs.py",
+    "tests/data/test_loader.py",
+    "tests/data/test_unreadable.py",
+    "tests/data/test_manifest.py",
+    "tests/data/test_copies.py",
+]
 
 # The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
 MODULES: dict[str, tuple[str, list[str]]] = {
-    "sampling": ("greedynas/sampling.py", ["tests/test_sampling.py", "tests/test_training.py"]),
-    "pool": ("greedynas/pool.py", ["tests/test_pool.py"]),
+    "filtering": ("greedynas/greedy/filtering.py", ["tests/greedy/test_filtering.py", "tests/greedy/test_training.py"]),
+    "pool": ("greedynas/greedy/pool.py", ["tests/greedy/test_pool.py"]),
     "schedule": (
-        "greedynas/schedule.py",
-        ["tests/test_schedule.py", "tests/test_snapshots.py", "tests/test_study_macro.py::test_epochs_within_a_cost"],
+        "greedynas/greedy/schedule.py",
+        ["tests/greedy/test_schedule.py", "tests/studies/test_macro.py::test_epochs_within_a_cost"],
     ),
     "training": (
-        "greedynas/training.py",
-        ["tests/test_training.py", "tests/test_losses.py", "tests/test_supernets.py", "tests/test_checkpointing.py"],
+        "greedynas/greedy/training.py",
+        ["tests/greedy/test_training.py", "tests/models/test_losses.py", "tests/rundir/test_checkpointing.py"],
     ),
-    "evaluation": ("greedynas/evaluation.py", ["tests/test_evaluation.py", "tests/test_losses.py"]),
-    "losses": ("greedynas/losses.py", ["tests/test_losses.py"]),
+    "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
+    "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_schedule.py", "tests/greedy/test_training.py"]),
+    "validation": (
+        "greedynas/greedy/validation.py",
+        [
+            "tests/greedy/test_validation.py",
+            "tests/greedy/test_training.py",
+            "tests/models/test_losses.py",
+            "tests/stages/test_search.py",
+        ],
+    ),
+    "sampler": (
+        "greedynas/greedy/samplers/sampler.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
+    "greedy": ("greedynas/greedy/samplers/greedy.py", ["tests/greedy/test_training.py"]),
+    "fair": (
+        "greedynas/greedy/samplers/fair.py",
+        ["tests/greedy/samplers/test_samplers.py", "tests/greedy/test_training.py"],
+    ),
+    "evaluation": (
+        "greedynas/greedy/evaluation.py",
+        ["tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
+    ),
+    "batchnorm": (
+        "greedynas/models/batchnorm.py",
+        ["tests/models/test_batchnorm.py", "tests/greedy/test_evaluation.py", "tests/models/test_losses.py"],
+    ),
+    "losses": ("greedynas/models/losses.py", ["tests/models/test_losses.py"]),
+    "class_weights": ("greedynas/data/class_weights.py", ["tests/models/test_losses.py"]),
+    "search": (
+        "greedynas/greedy/search.py",
+        [
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_searchers.py",
+            "tests/greedy/searchers/test_evolution.py",
+        ],
+    ),
+    "task": (
+        "greedynas/greedy/searchers/task.py",
+        [
+            "tests/greedy/searchers/test_evolution.py",
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_choice.py",
+        ],
+    ),
     "evolution": (
-        "greedynas/evolution.py",
-        ["tests/test_evolution.py", "tests/test_search_steps.py", "tests/test_choosing.py"],
+        "greedynas/greedy/searchers/evolution.py",
+        [
+            "tests/greedy/searchers/test_evolution.py",
+            "tests/greedy/test_search.py",
+            "tests/greedy/searchers/test_choice.py",
+        ],
     ),
-    "choosing": ("greedynas/choosing.py", ["tests/test_choosing.py"]),
-    "feasible": ("greedynas/feasible.py", ["tests/test_feasible.py", "tests/test_space.py", "tests/test_budget.py"]),
-    "data": ("greedynas/data.py", ["tests/test_data.py", "tests/test_copies.py", "tests/test_unreadable.py"]),
-    "fitting": ("greedynas/fitting.py", ["tests/test_fitting.py", "tests/test_retraining.py", "tests/test_losses.py"]),
-    "accuracy": ("greedynas/accuracy.py", ["tests/test_accuracy.py"]),
+    "random": ("greedynas/greedy/searchers/random.py", ["tests/greedy/test_search.py"]),
+    "choice": ("greedynas/greedy/searchers/choice.py", ["tests/greedy/searchers/test_choice.py"]),
+    "feasible": (
+        "greedynas/spaces/feasible.py",
+        ["tests/spaces/test_feasible.py", "tests/spaces/test_space.py", "tests/spaces/test_budget.py"],
+    ),
+    "datasets": (
+        "greedynas/data/datasets.py",
+        DATA_TESTS,
+    ),
+    "splits": (
+        "greedynas/data/splits.py",
+        DATA_TESTS,
+    ),
+    "network_training": (
+        "greedynas/stages/network_training.py",
+        ["tests/stages/test_network_training.py", "tests/stages/test_retrain.py", "tests/models/test_losses.py"],
+    ),
+    "testing": ("greedynas/stages/testing.py", ["tests/stages/test_testing.py"]),
 }
 
 
@@ -99,7 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--minutes", type=float, default=None, help="begin no mutant after so many minutes")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--again", action="store_true", help="test those that survived once more")
+    parser.add_argument("--again", action="store_true", help="test those that survived without a reason once more")
     parser.add_argument("--results", type=Path, default=ROOT / "mutants.jsonl")
     parser.add_argument("--report", action="store_true", help="print tables of the results and leave")
     return parser.parse_args()
@@ -127,7 +200,9 @@ def run_module(name: str, options: argparse.Namespace) -> int:
     if options.sample is not None and options.sample < len(chosen):
         chosen = random.Random(options.seed).sample(chosen, options.sample)
     done = {result.id: result for result in read_results(options.results) if result.module == name}
-    missing = [m for m in chosen if m.id not in done or (options.again and done[m.id].outcome == "survived")]
+    reasons = known_survivors()
+    again = {r.id for r in done.values() if options.again and r.outcome == "survived" and reason(r, reasons) is None}
+    missing = [mutant for mutant in chosen if mutant.id not in done or mutant.id in again]
     print(f"{name}: {len(everything)} mutants, {len(chosen)} chosen, {len(missing)} to test", flush=True)
     if missing:
         _load_libraries()
@@ -141,7 +216,6 @@ def run_module(name: str, options: argparse.Namespace) -> int:
                     lines.write(json.dumps(asdict(result)) + "\n")
     results = [done[mutant.id] for mutant in chosen if mutant.id in done]
     counts = Counter(result.outcome for result in results)
-    reasons = known_survivors()
     surprises = [result for result in results if result.outcome == "survived" and reason(result, reasons) is None]
     print(f"{name}: {dict(counts)}, of the survivors {len(surprises)} without a reason")
     for result in surprises:
@@ -315,7 +389,8 @@ class Note:
 def read_results(file: Path) -> list[Result]:
     """The newest result of each mutant, in the order of the file."""
     found: dict[tuple[str, str], Result] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
+    data = file.read_bytes() if file.exists() else b""
+    for line in (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines():
         result = Result(**json.loads(line))
         found[result.module, result.id] = result
     return list(found.values())
@@ -335,9 +410,9 @@ def reason(result: Result, known: Sequence[dict[str, str]]) -> str | None:
 
 
 def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
-    """Counts by module, and the survivors with their reasons."""
+    """Counts by module, then the survivors of each, put together by the reason why no test notices them."""
     lines = ["| module | mutants | tested | killed | too slow | survived |", "|---|--:|--:|--:|--:|--:|"]
-    rest = ["| where | change | why no test notices it |", "|---|---|---|"]
+    rest = []
     for name, (file, _) in MODULES.items():
         if not (ROOT / file).exists():
             continue
@@ -347,15 +422,17 @@ def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
         counts = Counter(result.outcome for result in own)
         columns = (len(everything), len(own), counts["killed"], counts["timeout"], counts["survived"])
         lines.append(f"| `{name}` | {' | '.join(map(str, columns))} |")
-        for result in own:
+        reasons: dict[str, list[str]] = {}
+        for result in sorted(own, key=lambda result: result.line):
             if result.outcome == "survived":
-                change = f"`{_cell(result.before)}` → `{_cell(result.after)}`"
-                rest.append(f"| `{name}.{result.function}` | {change} | {reason(result, known) or '?'} |")
-    return "\n".join([*lines, "", *rest])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+                where = f"`{result.function}`: " if result.function else ""
+                change = f"  - {where}`{result.before}` → `{result.after}`"
+                reasons.setdefault(reason(result, known) or "?", []).append(change)
+        if reasons:
+            rest += ["", f"### {name}", ""]
+        for why, changes in reasons.items():
+            rest += [f"- {why}", *changes]
+    return "\n".join([*lines, "", "## The mutants that survive", *rest])
 
 
 if __name__ == "__main__":

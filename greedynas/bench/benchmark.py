@@ -31,17 +31,22 @@ from greedynas.bench.measures import (
 )
 from greedynas.bench.record import Row, machine_facts, row_facts
 from greedynas.bench.variants import EAGER, PLAIN, VARIANTS, Subject, Variant, choose_variants, told_failure, why_not
-from greedynas.config import Config, TrainSettings, load_config, preset_names
-from greedynas.data import DataSettings, open_data
-from greedynas.errors import GreedyNASError, unknown
-from greedynas.files import write_json
-from greedynas.imagesets import cores, cpus
-from greedynas.planning import machine_name
-from greedynas.space import Space, load_space
-from greedynas.stages import choose_device
-from greedynas.streams import stream
+from greedynas.data.datasets import open_data
+from greedynas.data.loader import cores, cpus
+from greedynas.data.settings import DataSettings
+from greedynas.greedy.settings import TrainSettings
+from greedynas.jobs.estimates import machine_name
+from greedynas.jobs.resolving import load_config
+from greedynas.rundir.schemas import VERSIONS
+from greedynas.runtime.devices import choose_device
+from greedynas.runtime.errors import GreedyNASError, unknown
+from greedynas.runtime.files import write_json
+from greedynas.runtime.rng import stream
+from greedynas.settings.loading import preset_names
+from greedynas.settings.schema import Config
+from greedynas.spaces.space import Space, load_space
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["bench"]
 SPACES = ("mobilenet", "mobilenet-se", "macro")
 MEASURES: dict[str, Callable[[Subject, Work], Measurement]] = {
     "train": training_step,

@@ -10,16 +10,16 @@ from rich.text import Text
 
 from greedynas.bench.data import Need
 from greedynas.bench.variants import VARIANTS
-from greedynas.config import load_config
-from greedynas.errors import GreedyNASError
-from greedynas.files import read_json
-from greedynas.reporting.wording import count, duration
-from greedynas.schedule import PAPER_RATIO, Schedule, corrected_images
+from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images
+from greedynas.jobs.resolving import load_config
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import read_json
+from greedynas.runtime.text import count, duration
 
 PRESETS = {"mobilenet": "imagenet", "mobilenet-se": "imagenet-se"}
 PAPER = {"optimization": 1.23e6 * 46, "evaluation": 2.40e6 * 46}  # the supplement's example: 89.7M corrected
 
-RECORDED = Path(__file__).parent / "recorded.json"  # training rates of one GPU, by benchmarks/record_bench.py
+RECORDED = Path(__file__).parent / "recorded.json"  # training rates of one GPU, by benchmarks/scripts/record_bench.py
 
 
 @dataclass(frozen=True)

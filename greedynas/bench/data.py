@@ -15,15 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from greedynas.bench.floor import wait
-from greedynas.data import Data, DataSettings, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.images import View
-from greedynas.imagesets import ImageSet, Rows, Shelf, Shelves, cores, cpus, machine_memory
-from greedynas.reporting.wording import duration, percent, size
-from greedynas.sources import Arrays, Files, Source, Splits
-from greedynas.space import Space
-from greedynas.streams import stream
+from greedynas.data.datasets import Data, open_data
+from greedynas.data.loader import ImageSet, Rows, Shelf, Shelves, cores, cpus, machine_memory
+from greedynas.data.settings import DataSettings
+from greedynas.data.sources import Arrays, Files, Source, Splits
+from greedynas.data.transforms import View, stored_side
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.rng import stream
+from greedynas.runtime.stopwatch import wait
+from greedynas.runtime.text import duration, percent, size
+from greedynas.spaces.space import Space
 
 BATCH = 64  # images that a worker decodes at a time, here: few, so that the rate settles within seconds
 MOST = 20_000  # different files that are read
@@ -98,7 +99,7 @@ def _advice(feed: Feed, need: Need) -> str:
             helps.append(f"decoding that fast takes about {wanted} cores, there are {feed.cores}")
             if max(1, feed.workers) < feed.cores:
                 helps.append(f"use them all (data.workers={feed.cores})")
-            helps.append(f"files resized to a shorter side of {round(feed.image_size / 0.875)} px decode faster")
+            helps.append(f"files resized to a shorter side of {stored_side(feed.image_size)} px decode faster")
     helps.append(
         f"decoded images in memory would take {size(feed.kept_bytes)} (data.memory_gb={_gigabytes(feed.kept_bytes)})"
     )
@@ -202,7 +203,7 @@ def forget(source: Source, rows: Rows) -> None:
 def synthetic_data(space: Space, train: int, val: int, seed: int, device: torch.device) -> Data:
     """Random pixels in memory, as `open_data` would have them there."""
     side = space.image_size
-    stored = side if side <= 64 else round(side / 0.875)
+    stored = stored_side(side)
     view = View(
         size=side,
         stored=stored,

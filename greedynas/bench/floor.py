@@ -7,16 +7,16 @@ is 2 · (input + output) on top of the forward pass. Weights are not counted: th
 """
 
 import statistics
-import time
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from greedynas.blocks import make_block
-from greedynas.cost import CostTable
-from greedynas.space import Layer, Space
+from greedynas.models.blocks import make_block
+from greedynas.runtime.stopwatch import seconds
+from greedynas.spaces.costs import CostTable
+from greedynas.spaces.space import Layer, Space
 
 TRAINING = 3  # times the traffic of a forward pass
 COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes: far more than any cache holds
@@ -30,18 +30,8 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(source)
     times = []
     for _ in range(REPEATS + 1):
-        wait(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        wait(device)
-        times.append(time.perf_counter() - start)
+        times.append(seconds(lambda: target.copy_(source), device))
     return 2 * source.nbytes / statistics.median(times[1:])
-
-
-def wait(device: torch.device) -> None:
-    """Until everything that was asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def traffic_table(space: Space) -> CostTable:

@@ -16,18 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table, wait
+from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table
 from greedynas.bench.variants import Subject
-from greedynas.config import Config
-from greedynas.cost import CostTable, IntArray, tree_cost
-from greedynas.data import Data
-from greedynas.gpu import engine
+from greedynas.data.datasets import Data
 from greedynas.gpu.recording import SMALL, worth_recording
-from greedynas.paths import OpPath
-from greedynas.pool import CandidatePool
-from greedynas.state import TrainState
-from greedynas.streams import stream
-from greedynas.training import filter_on_validation
+from greedynas.greedy.filtering import filter_paths
+from greedynas.greedy.pool import CandidatePool
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.validation import FilterLosses
+from greedynas.models.engine import warm_up
+from greedynas.runtime.rng import stream
+from greedynas.runtime.stopwatch import wait
+from greedynas.settings.schema import Config
+from greedynas.spaces.costs import CostTable, IntArray, tree_cost
+from greedynas.spaces.paths import OpPath
 
 GROUP = 20  # steps of small images on a GPU that are timed together: one alone is shorter than waiting for it
 SUBTREE = 729  # paths of which a ranking is projected
@@ -98,7 +100,7 @@ def training_step(subject: Subject, work: Work) -> Measurement:
     with subject.running():
         start = time.perf_counter()
         if subject.variant.ours and work.device.type == "cuda" and not worth_recording(images):
-            engine.warm_up(work.config.space, work.batch, work.device)
+            warm_up(work.config.space, work.batch, work.device)
         step = subject.step()
 
         def train(path: OpPath) -> None:
@@ -180,7 +182,8 @@ def filtering(subject: Subject, work: Work) -> Measurement:
 
     def filter_once() -> None:
         rng = stream(seed, "bench filtering")
-        filter_on_validation(subject.net, data, settings, rng, seed, state, 0.0, subject.eval_precision)
+        losses = FilterLosses(subject.net, data, settings, seed, state, subject.eval_precision)
+        filter_paths(subject.net.space, losses, settings.m, settings.k, rng)
 
     found = _repeated(filter_once, subject, work, settings.m * settings.filter_images)
     drawn = work.config.space.sample(settings.m, stream(work.config.seed, "bench filtering"))

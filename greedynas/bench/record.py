@@ -10,8 +10,8 @@ import torch
 from greedynas.bench.floor import copy_bandwidth
 from greedynas.bench.measures import Measurement
 from greedynas.bench.variants import Variant
-from greedynas.imagesets import cores
-from greedynas.planning import machine_name
+from greedynas.data.loader import cores
+from greedynas.jobs.estimates import machine_name
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Row:
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
-    from greedynas.runs import versions
+    from greedynas.rundir.run_directory import versions
 
     return {
         "name": machine_name(device),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from greedynas.bench.floor import TRAINING
 from greedynas.bench.variants import VARIANTS
-from greedynas.reporting.wording import duration
+from greedynas.runtime.text import duration
 
 MEASURES = {"train": "training step", "forward": "forward evaluation", "filter": "filtering", "rank": "ranking"}
 

@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from greedynas.config import Config
-from greedynas.data import Data
-from greedynas.errors import GreedyNASError, unknown
-from greedynas.evaluation import autocast, bn_mode, evaluate_paths, full_precision
+from greedynas.data.datasets import Data
+from greedynas.data.loader import ImageSet
 from greedynas.gpu import engine
-from greedynas.imagesets import ImageSet
-from greedynas.paths import OpPath
-from greedynas.stages import choose_precisions
-from greedynas.streams import torch_stream
-from greedynas.supernet import Supernet
-from greedynas.training import TrainingStep, make_optimizer
+from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.steps import TrainingStep, supernet_optimizer
+from greedynas.models.batchnorm import bn_mode
+from greedynas.models.supernet import Supernet
+from greedynas.runtime.devices import autocast, full_precision
+from greedynas.runtime.errors import GreedyNASError, unknown
+from greedynas.runtime.rng import torch_stream
+from greedynas.settings.schema import Config
+from greedynas.spaces.paths import OpPath
+from greedynas.stages.run import choose_precisions
 
 Step = Callable[[Tensor, Tensor, Sequence[OpPath], float], Tensor]
 
@@ -90,7 +92,7 @@ class Subject:
         self.network: nn.Module = self.net
         if variant.compiled:
             self.network = _Fixed(net.subnet(fixed).to(device, memory_format=layout))  # type: ignore[call-overload]
-        self.optimizer = make_optimizer(self.network, config.train)
+        self.optimizer = supernet_optimizer(self.network, config.train)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""The command line, one file for each family of verbs."""
+"""Provide the command line, with one file for each family of verbs."""

@@ -1,51 +1,88 @@
-"""The verb `bench`: ways to run a supernet side by side, whether data can keep up, and what the paper's job would cost."""
+"""Measure this machine: the verb `bench`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from greedynas.cli.options import JsonOption, SeedOption, app, print_json, shown_console
-from greedynas.errors import GreedyNASError
+from greedynas.cli.commands import make_app, option, verb
+from greedynas.cli.options import DATA, OUTPUT, SETTINGS, JsonOption, SeedOption, print_json, shown_console
+from greedynas.runtime.errors import GreedyNASError
 
-EXAMPLES = (
-    "Example: greedynas bench mobilenet macro --out bench.json · greedynas bench data --data photos/ --image-size 224 · "
-    "greedynas bench cost --record bench.json"
-)
 DEVICES = ("auto", "cpu", "cuda")
+MEASUREMENT = "Measurement"
+
+app = make_app()
 
 
-@app.command(epilog=EXAMPLES)
+@verb(
+    app,
+    "greedynas bench mobilenet macro --out bench.json",
+    "greedynas bench data --data photos/ --image-size 224",
+    "greedynas bench cost --record bench.json",
+    panel="Research",
+)
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Spaces (mobilenet, mobilenet-se, macro if none is named); or: data; or: cost."),
+        typer.Argument(
+            metavar="SPACE",
+            help="Search spaces (by default mobilenet, mobilenet-se and macro), or the word data, or the word cost.",
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=2, help="Images of a training step.")] = None,
-    image_size: Annotated[int | None, typer.Option("--image-size", min=1, help="Height and width.")] = None,
     variants: Annotated[
-        str | None, typer.Option("--variants", help="fp32,fp16,bf16,bf16-nhwc,compiled,greedynas: some of them.")
+        str | None,
+        option(
+            "--variants",
+            "NAMES",
+            "Some of fp32, fp16, bf16, bf16-nhwc, compiled, greedynas, joined by commas.",
+            MEASUREMENT,
+        ),
     ] = None,
     measures: Annotated[
-        str | None, typer.Option("--measures", help="train,forward,filter,rank,data: some of them.")
+        str | None,
+        option("--measures", "NAMES", "Some of train, forward, filter, rank, data, joined by commas.", MEASUREMENT),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Paths that are run.")] = None,
+    batch: Annotated[int | None, option("--batch", "N", "Images per training step.", MEASUREMENT, min=2)] = None,
+    image_size: Annotated[
+        int | None, option("--image-size", "N", "Height and width of the images.", MEASUREMENT, min=1)
+    ] = None,
+    steps: Annotated[int | None, option("--steps", "N", "Number of paths to run.", MEASUREMENT, min=1)] = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.01, help="For one measure of one variant; of data: each reading.")
+        float | None,
+        option(
+            "--seconds",
+            "N",
+            "Time for each measurement; with data, for each reading of the images.",
+            MEASUREMENT,
+            min=0.01,
+        ),
     ] = None,
     total: Annotated[
-        float | None, typer.Option("--total", min=0.01, help="Begin nothing more after so many seconds.")
+        float | None, option("--total", "N", "Start no new measurement after this many seconds.", MEASUREMENT, min=0.01)
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Images of your own for the data loader.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=0, help="data: processes that decode.")] = None,
-    need: Annotated[float | None, typer.Option("--need", min=0.01, help="data: images/s that training takes.")] = None,
-    record: Annotated[Path | None, typer.Option("--record", help="cost: what --out wrote.")] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    data: Annotated[
+        str | None, option("--data", "SOURCE", "Load these images instead of synthetic ones.", DATA)
+    ] = None,
+    workers: Annotated[
+        int | None, option("--workers", "N", "With data: number of processes that decode images.", DATA, min=0)
+    ] = None,
+    need: Annotated[
+        float | None, option("--need", "N", "With data: images per second that training needs.", DATA, min=0.01)
+    ] = None,
+    record: Annotated[Path | None, option("--record", "FILE", "With cost: a record that --out wrote.", DATA)] = None,
+    device: Annotated[str, option("--device", "NAME", "Device: auto, cpu or cuda.", SETTINGS)] = "auto",
     seed: SeedOption = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the record into this file (JSON).")] = None,
+    out: Annotated[
+        Path | None, option("--out", "FILE", "Write a record of all times to this JSON file.", OUTPUT)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine: training and evaluation of supernets in several ways, data loading, the cost of ImageNet."""
+    """Measure training, evaluation and data loading on this machine.
+
+    Name search spaces to compare several ways of running their supernets. With the word data, check whether images can
+    be loaded as fast as training needs them. With the word cost, estimate the paper's ImageNet training from a record.
+    """
     names = what or []
     if device not in DEVICES:
         raise GreedyNASError(f"--device takes {', '.join(DEVICES)}, got {device!r}")
@@ -80,10 +117,12 @@ def bench(
 
 
 def _names(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _refuse_more(names: list[str]) -> None:
+    """Raise GreedyNASError if search spaces follow the word data or cost."""
     if len(names) > 1:
         raise GreedyNASError(f"bench {names[0]} takes no spaces, got {' '.join(names[1:])}")
 
@@ -98,11 +137,12 @@ def _data(
     out: Path | None,
     as_json: bool,
 ) -> None:
+    """Compare the speed of loading images with what training needs."""
     from greedynas.bench.benchmark import measured_need
     from greedynas.bench.cost import recorded_need
     from greedynas.bench.data import Need, check_source, feed_facts, measure_feed, show_feed
-    from greedynas.files import write_json
-    from greedynas.stages import choose_device
+    from greedynas.runtime.devices import choose_device
+    from greedynas.runtime.files import write_json
 
     device = choose_device(device_name)
     console = shown_console(as_json)
@@ -125,6 +165,7 @@ def _data(
 
 
 def _cost(record: Path | None, as_json: bool) -> None:
+    """Show what the paper's ImageNet training would cost by a record."""
     from greedynas.bench.cost import cost_facts, read_record, show_cost
 
     if record is None:

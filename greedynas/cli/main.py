@@ -1,187 +1,57 @@
-"""The command line: one verb a job. Wrong input is one line on stderr and exit code 2."""
+"""Assemble the command line and run it: wrong input is one line on stderr and exit code 2."""
 
 import logging
 import os
+import re
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from greedynas.cli import stages  # noqa: F401 (the verbs of all these, in the order of --help)
-
-# isort: split
-from greedynas.cli import bench, contests, studies  # noqa: F401
-from greedynas.cli.options import JsonOption, app, print_json, shown_console, write_text
-from greedynas.errors import GreedyNASError
-from greedynas.stopping import Stopped, signals_caught
-from greedynas.terminal import complain, make_console, say, steady_streams
-
-if TYPE_CHECKING:
-    from greedynas.latency import LatencyTable
-    from greedynas.space import Space
+from greedynas.cli import bench, inspect, job, stages, studies
+from greedynas.cli.commands import UsageError, epilog, make_app
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.signals import Stopped, signals_caught
+from greedynas.runtime.terminal import complain, say, steady_streams
 
 # OpenMP's threads wait for each other by spinning. Beside any other busy process on a small machine that made training a
 # hundred times slower (2,200 ms a step instead of 18, on 2 cores); after few turns they sleep instead, for 20% when alone.
 # Read when torch is loaded, which is later.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-# Newer typer brings its own click, older typer uses the installed one: ask typer which.
-UsageError: Any = typer.BadParameter.__base__
+PROGRAM = "greedynas"
+# Dependencies that only some verbs import: where somebody has left one out, the verb says so. By the name that is imported,
+# what pip installs.
+PACKAGES = {
+    name: name
+    for name in ("jinja2", "onnx", "onnxruntime", "onnxscript", "plotly", "pymoo", "scipy", "timm", "torchvision")
+}
 
-latency_app = typer.Typer(rich_markup_mode="rich")
-app.add_typer(latency_app, name="latency", help="Measure a latency table on this machine, or import one.")
-
-SpaceOption = Annotated[str | None, typer.Option("--space", help="A space that ships, or a YAML file.")]
-NeededSpaceOption = Annotated[str, typer.Option("--space", help="A space that ships, or a YAML file.")]
-SizeOption = Annotated[int | None, typer.Option("--image-size", min=1, help="Height and width of the images.")]
-ClassesOption = Annotated[int | None, typer.Option("--classes", min=1, help="Number of classes.")]
-TableOption = Annotated[Path, typer.Option("--out", help="Write the table into this file.")]
+app = make_app(completion=True)
+for family in (job, stages, inspect, studies, bench):  # in the order of the help
+    app.add_typer(family.app)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    epilog=epilog("greedynas run auto --data photos/ --flops 5M --out runs/photos")
+    + "\n\nEvery command has its own help, such as greedynas search --help. For shell completion, run greedynas "
+    "--install-completion.",
+)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """A small image classifier for your data and hardware budget, by one-shot search with a greedy supernet."""
+    """Find a small image classifier for your data and hardware budget, by one-shot search with a greedy supernet."""
     if version:
-        from greedynas import __version__
+        from greedynas._version import __version__
 
         say(__version__)
     elif context.invoked_subcommand is None:
         say(context.get_help(), lines=True)
-
-
-@app.command(epilog="Example: greedynas describe --path greedynas-a --image-size 192 --svg greedynas-a.svg")
-def describe(
-    space: SpaceOption = None,
-    path: Annotated[str | None, typer.Option("--path", help="Op names, digits or indices, or a known network.")] = None,
-    classes: ClassesOption = None,
-    image_size: SizeOption = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the network into this file.", dir_okay=False)] = None,
-    latency_table: Annotated[
-        Path | None, typer.Option("--latency-table", help="Add latencies from this file (see greedynas latency).")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What is in a space, or what a network costs layer by layer."""
-    from greedynas import describe as describing
-    from greedynas.drawing import draw_path
-    from greedynas.known import resolve
-    from greedynas.latency import load_latency_table
-    from greedynas.space import load_space
-
-    if svg is not None and path is None:
-        raise GreedyNASError("--svg draws a network: name one with --path")
-    if latency_table is not None and path is None and space is None:
-        raise GreedyNASError("--latency-table prices networks: name a --space or a --path")
-    latency = None if latency_table is None else load_latency_table(latency_table)
-    chosen = None if space is None else load_space(space).adapt(classes, image_size)
-    if path is not None:
-        home, ops = resolve(path, chosen)
-        home = home.adapt(classes, image_size)
-        facts = describing.path_facts(ops, home, latency)
-        if svg is not None:
-            write_text(svg, draw_path(ops, home, facts["name"] or ""))
-        if as_json:
-            print_json(facts)
-        else:
-            describing.show_path(ops, home, shown_console(), latency)
-            if svg is not None:
-                say(f"drawn to {svg}")
-    elif chosen is not None:
-        if as_json:
-            print_json(describing.space_facts(chosen, latency))
-        else:
-            describing.show_space(chosen, shown_console(), latency)
-    elif as_json:
-        print_json(describing.catalogue_facts())
-    else:
-        describing.show_catalogue(shown_console())
-
-
-@latency_app.callback(invoke_without_command=True)
-def latency_root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        say(context.get_help(), lines=True)
-
-
-@latency_app.command(epilog="Example: greedynas latency measure --space macro --backend onnxruntime --out macro.json")
-def measure(
-    space: NeededSpaceOption,
-    out: TableOption,
-    backend: Annotated[str, typer.Option("--backend", help="onnxruntime or torch.")] = "onnxruntime",
-    device: Annotated[str, typer.Option("--device", help="cpu, or cuda with torch.")] = "cpu",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Of the CPU.")] = 1,
-    image_size: SizeOption = None,
-    classes: ClassesOption = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100_000, help="Rounds over all blocks.")] = 20,
-    as_json: JsonOption = False,
-) -> None:
-    """Time every block of a space on this machine, one image at a time, and a few whole networks."""
-    from greedynas.space import load_space
-
-    home = load_space(space).adapt(classes, image_size)
-    if not out.parent.is_dir() or out.is_dir():  # before minutes of measuring, not after
-        raise GreedyNASError(f"cannot write {out}")
-    from greedynas.timing import measure_latency, show_progress
-
-    with show_progress(make_console(stderr=True)) as progress:
-        table = measure_latency(home, backend, device=device, threads=threads, repeats=repeats, progress=progress)
-    _finish_table(table, home, out, as_json)
-
-
-@latency_app.command(
-    "import",
-    epilog="Example: greedynas latency import pixel1.yaml --space mobilenet --out pixel1.json --nearest-width",
-)
-def import_(
-    file: Annotated[Path, typer.Argument(help="A YAML file in ProxylessNAS's format, or a table of ours.")],
-    space: NeededSpaceOption,
-    out: TableOption,
-    nearest_width: Annotated[
-        bool, typer.Option("--nearest-width", help="Borrow missing entries from the nearest channel width.")
-    ] = False,
-    image_size: SizeOption = None,
-    classes: ClassesOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a latency table of timings from elsewhere."""
-    from greedynas.latency import import_latency
-    from greedynas.space import load_space
-
-    home = load_space(space).adapt(classes, image_size)
-    _finish_table(import_latency(file, home, nearest_width=nearest_width), home, out, as_json)
-
-
-def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: bool) -> None:
-    from greedynas.describe import show_table, table_facts
-
-    table.save(out)
-    if as_json:
-        print_json({"out": str(out), **table_facts(table, space)})
-    else:
-        show_table(table, space, str(out), shown_console())
-
-
-@app.command(epilog="Example: greedynas predict runs/photos holiday.jpg --top 3")
-def predict(
-    model: Annotated[Path, typer.Argument(help="A run directory, a folder in its models/, or a model file of ours.")],
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
-    top: Annotated[int, typer.Option("--top", min=1, help="Classes to show for each image.")] = 5,
-    as_json: JsonOption = False,
-) -> None:
-    """Classify images with a trained network."""
-    from greedynas.prediction import predict, prediction_facts, show_predictions
-
-    predictions = predict(model, images, top=top)
-    if as_json:
-        print_json({"model": str(model), "predictions": [prediction_facts(one) for one in predictions]})
-    else:
-        show_predictions(predictions, shown_console())
 
 
 def main() -> None:
@@ -190,13 +60,14 @@ def main() -> None:
         _run_steadily()
     except SystemExit as end:
         if "WORLD_SIZE" in os.environ:
-            from greedynas.distributed import leave
+            from greedynas.runtime.parallel.ranks import leave
 
             leave(end.code if isinstance(end.code, int) else 0)
         raise
 
 
 def _run_steadily() -> NoReturn:
+    """Run the command line on streams that do not raise."""
     try:
         with steady_streams():
             _run()
@@ -205,6 +76,7 @@ def _run_steadily() -> NoReturn:
 
 
 def _run() -> NoReturn:
+    """Run the command line and exit, with one line for every expected failure."""
     _show_warnings()
     try:
         with signals_caught(), _ranks():
@@ -212,7 +84,7 @@ def _run() -> NoReturn:
     except GreedyNASError as error:
         _fail(str(error))
     except UsageError as error:
-        _fail(f"{error.format_message()} (see greedynas --help)")
+        _fail(_told_usage(error))
     except Stopped as stopped:
         if os.environ.get("RANK", "0") == "0":
             complain(str(stopped))
@@ -220,17 +92,21 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         complain("stopped")
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            raise
+        _fail(f"greedynas needs {error.name}, which is not installed: pip install {PACKAGES[error.name]}")
     except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
         _fail(_told(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _call_app() -> object:
-    """Run the verb. What PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
+    """Run the verb; what PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
     if not Path(__file__).is_file():  # spaces, presets and the sample are files beside this one
         raise GreedyNASError("greedynas cannot be used from inside of a zip file or a wheel: install that with pip")
     try:
-        return app(standalone_mode=False)
+        return app(standalone_mode=False, prog_name=PROGRAM)
     except RuntimeError as error:
         if "DataLoader worker" in str(error):
             raise GreedyNASError(
@@ -243,7 +119,7 @@ def _call_app() -> object:
 
 
 def _ranks() -> AbstractContextManager[None]:
-    """Those that torchrun started, if it did."""
+    """Join the ranks that torchrun started, if it did."""
     if "WORLD_SIZE" not in os.environ:
         return nullcontext()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of every connection that ends
@@ -251,15 +127,15 @@ def _ranks() -> AbstractContextManager[None]:
 
     import torch
 
-    from greedynas import __version__
-    from greedynas.distributed import ranks
+    from greedynas._version import __version__
+    from greedynas.runtime.parallel.ranks import ranks
 
     versions = {"version of greedynas": __version__, "version of PyTorch": torch.__version__}
     return ranks({**versions, "command": shlex.join(sys.argv[1:])})
 
 
 def _show_warnings() -> None:
-    """What goes wrong without stopping the work (a damaged checkpoint, a skipped image) is shown as well as logged."""
+    """Show what goes wrong without stopping the work (a damaged checkpoint, a skipped image) as well as logging it."""
     warnings.filterwarnings("ignore", module="PIL")  # of strange image files; those that cannot be read are told anyway
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
@@ -267,7 +143,17 @@ def _show_warnings() -> None:
     logging.getLogger("greedynas").addHandler(handler)
 
 
+def _told_usage(error: Any) -> str:
+    """Return what is wrong with a command, and where its own help is."""
+    message = error.format_message().rstrip(".")
+    message = re.sub(r"\.? Did you mean (.+)\?$", r" (did you mean \1?)", message)
+    message = re.sub(r"\(Possible options: (.+)\)$", r"(did you mean \1?)", message)
+    command = PROGRAM if error.ctx is None else error.ctx.command_path
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+
+
 def _told(error: OSError | MemoryError) -> str:
+    """Return what is wrong with the machine."""
     if isinstance(error, MemoryError):
         return "out of memory"
     where = f"{error.filename}: " if error.filename else ""
@@ -275,6 +161,7 @@ def _told(error: OSError | MemoryError) -> str:
 
 
 def _fail(message: str) -> NoReturn:
+    """Print an error in one line, and exit with code 2."""
     line = " ".join(message.split())
     complain(f"error: {line}")
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: the application, options that mean the same everywhere, ways of printing."""
+"""Share what several verbs use: options that mean the same everywhere, and ways of printing."""
 
 import json
 import math
@@ -8,48 +8,72 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from greedynas.errors import GreedyNASError
-from greedynas.terminal import make_console, say
+from greedynas.cli.commands import GENERAL, option, switch
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.terminal import make_console, say
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+# Panels of the help
+BUDGET = "Budget"
+DATA = "Data"
+NETWORK = "Network"
+OUTPUT = "Output"
+SETTINGS = "Settings"
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value, as often as you like.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Of every random stream.")]
-RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
-PresetArgument = Annotated[
-    str, typer.Argument(help="A preset (auto, fashion, cifar10, imagenet, imagenet-se) or a YAML file.")
+JsonOption = Annotated[bool, switch("--json", "Print the result as JSON on standard output.", GENERAL)]
+SetOption = Annotated[list[str] | None, option("--set", "KEY=VALUE", "Change a setting. Can be repeated.", SETTINGS)]
+CallbackOption = Annotated[
+    list[str] | None,
+    option("--callback", "NAME", "Let a registered callback watch the trainings. Can be repeated.", SETTINGS),
 ]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", help="A folder with train/ and val/ or test/, a folder of class folders, a timm name, or fashion."
+SeedOption = Annotated[int | None, option("--seed", "N", "Seed of all random numbers.", SETTINGS, min=0)]
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
+PresetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRESET", help="A preset (auto, fashion, cifar10, imagenet, imagenet-se) or a YAML file of settings."
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="The run directory; the same command again resumes.")]
+OutOption = Annotated[
+    Path | None, option("--out", "DIR", "Write to this run directory. Run the same command again to resume.", OUTPUT)
+]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="A network in DIR/models; the one last chosen if not given.")
+    str | None, option("--model", "NAME", "Use this network in DIR/models instead of the one chosen last.", NETWORK)
 ]
 
-# Images of a run that exists
+# Images
+DataOption = Annotated[
+    str | None,
+    option(
+        "--data",
+        "SOURCE",
+        "A folder with train/ and val/ or test/, a folder of class folders, a timm dataset name, or fashion.",
+        DATA,
+    ),
+]
 NamedDataOption = Annotated[
-    str | None, typer.Option("--data", help="Its images, if they are elsewhere now or fetched by name.")
+    str | None, option("--data", "SOURCE", "Images of the run, if they were moved or are downloaded by name.", DATA)
 ]
 DataRootOption = Annotated[
-    str | None, typer.Option("--data-root", help="Where a data set by name is kept, if the run has data.root.")
+    str | None,
+    option("--data-root", "DIR", "Folder of a dataset that is downloaded by name, if the run sets data.root.", DATA),
 ]
 
 # Budgets
 FlopsOption = Annotated[
-    list[str] | None, typer.Option("--flops", help="At most so many multiply-adds: 330M. Several give a family.")
+    list[str] | None,
+    option("--flops", "N", "Limit on multiply-adds, such as 330M. Repeat it to search a family of networks.", BUDGET),
 ]
-ParamsOption = Annotated[list[str] | None, typer.Option("--params", help="At most so many parameters: 5M.")]
-LatencyOption = Annotated[list[str] | None, typer.Option("--latency", help="At most so long: 80ms. Needs a table.")]
-LatencyTableOption = Annotated[Path | None, typer.Option("--latency-table", help="From greedynas latency.")]
+OneFlopsOption = Annotated[list[str] | None, option("--flops", "N", "Limit on multiply-adds, such as 330M.", BUDGET)]
+ParamsOption = Annotated[list[str] | None, option("--params", "N", "Limit on parameters, such as 5M.", BUDGET)]
+LatencyOption = Annotated[list[str] | None, option("--latency", "TIME", "Limit on latency, such as 80ms.", BUDGET)]
+LatencyTableOption = Annotated[
+    Path | None,
+    option("--latency-table", "FILE", "Latency table that --latency needs, written by greedynas latency.", BUDGET),
+]
 
 
 def shown_console(as_json: bool = False) -> Console:
-    """Where people read: stderr beside JSON, and wide enough for the tables where the output is not a terminal."""
+    """Return the console for people: stderr beside JSON, and wide enough for tables where it is not a terminal."""
     if not _speaks():
         return make_console(quiet=True)
     console = make_console(stderr=as_json)
@@ -57,10 +81,12 @@ def shown_console(as_json: bool = False) -> Console:
 
 
 def say_next(console: Console, command: str) -> None:
+    """Print the command that comes next."""
     console.print(f"Next: {command}", highlight=False, markup=False)
 
 
 def print_json(facts: dict[str, object]) -> None:
+    """Print a result for programs, on standard output."""
     if _speaks():
         say(json.dumps(_finite(facts), indent=2, allow_nan=False), lines=True)
 
@@ -75,13 +101,14 @@ def _finite(value: object) -> object:
 
 
 def _speaks() -> bool:
-    """Of several ranks the first one does."""
-    from greedynas import distributed
+    """Return whether this process prints: of several ranks, only the first one does."""
+    from greedynas.runtime.parallel import ranks
 
-    return distributed.is_first()
+    return ranks.is_first()
 
 
 def write_text(file: Path, text: str) -> None:
+    """Write a file; raise GreedyNASError if that fails."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,11 +1,17 @@
-"""The verbs that work on a run directory: the whole job, and its stages one by one."""
+"""Run the job stage by stage: the verbs `train`, `search`, `retrain`, `export` and `report`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from greedynas.cli.commands import make_app, option, switch, verb
 from greedynas.cli.options import (
+    BUDGET,
+    NETWORK,
+    OUTPUT,
+    SETTINGS,
+    CallbackOption,
     DataOption,
     DataRootOption,
     FlopsOption,
@@ -20,99 +26,61 @@ from greedynas.cli.options import (
     RunArgument,
     SeedOption,
     SetOption,
-    app,
     print_json,
     say_next,
     shown_console,
 )
-from greedynas.errors import GreedyNASError
-from greedynas.terminal import say
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.terminal import say
 
-HoursOption = Annotated[float | None, typer.Option("--hours", help="Fit the whole job into this time.")]
+PANEL = "Stages"
+SEARCH = "Search"
+TRAINING = "Training"
 
-
-@app.command(epilog="Example: greedynas demo")
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="The run directory.")] = Path("greedynas-demo"),
-) -> None:
-    """The whole job on the embedded Fashion-MNIST sample, on a CPU, in a couple of minutes."""
-    from greedynas.demo import run_demo
-
-    run_demo(out, shown_console())
+app = make_app()
 
 
-@app.command(epilog="Example: greedynas run auto --data photos/ --flops 5M --hours 2 --out runs/photos")
-def run(
-    preset: PresetArgument,
-    data: DataOption = None,
-    out: OutOption = None,
-    flops: FlopsOption = None,
-    params: ParamsOption = None,
-    latency: LatencyOption = None,
-    latency_table: LatencyTableOption = None,
-    hours: HoursOption = None,
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", help="A pretrained timm network to fine-tune beside the found one.")
-    ] = None,
-    baseline_weights: Annotated[
-        Path | None, typer.Option("--baseline-weights", help="Its weights, if they are not in timm's cache.")
-    ] = None,
-    settings: SetOption = None,
-    seed: SeedOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The whole job: train a supernet, search it, retrain what was found, export it and write the report."""
-    from greedynas.budget import parse_limits
-    from greedynas.config import parse_assignments
-    from greedynas.job import Baseline, report_job, run_job
-    from greedynas.settings import settings_of
-
-    if out is None:
-        raise GreedyNASError("name the run directory with --out")
-    if baseline_weights is not None and (baseline is None or not baseline_weights.is_file()):
-        raise GreedyNASError("--baseline-weights takes a file, for the network that --baseline names")
-    changes = parse_assignments(settings or [])
-    changes |= {key: value for key, value in (("data.source", data), ("seed", seed)) if value is not None}
-    console = shown_console(as_json)
-    limits = {"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)}
-    config, images = settings_of(preset, changes, out, console, parse_limits(limits), hours)
-    beside = None if baseline is None else Baseline(baseline, str(baseline_weights or "cache"))
-    result = run_job(config, out, limits, console, latency_table=latency_table, baseline=beside, data=images)
-    if as_json:
-        print_json(result)
-    else:
-        report_job(result, console)
-
-
-@app.command(
-    epilog="Example: greedynas train cifar10 --data photos/ --out runs/photos --set train.max_epochs=50 --seed 1"
+@verb(
+    app,
+    "greedynas train cifar10 --data photos/ --out runs/photos --seed 1",
+    "greedynas train imagenet --plan",
+    panel=PANEL,
 )
 def train(
     preset: PresetArgument,
     data: DataOption = None,
     out: OutOption = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="greedy, uniform or fair.")] = None,
+    sampler: Annotated[
+        str | None,
+        option(
+            "--sampler",
+            "NAME",
+            "Path sampler: greedy (Algorithms 1 and 2), uniform, fair, or one of a plugin.",
+            SETTINGS,
+        ),
+    ] = None,
     settings: SetOption = None,
+    callbacks: CallbackOption = None,
     seed: SeedOption = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Print the resolved settings and the cost, train nothing.")
+        bool, switch("--plan", "Print all settings and the expected cost, and train nothing.", OUTPUT)
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a supernet: greedy (Algorithms 1 and 2), or one of the methods it is compared with."""
-    from greedynas.config import parse_assignments
-    from greedynas.settings import settings_of
+    """Train a supernet on your images."""
+    from greedynas.jobs.resolving import settings_of
+    from greedynas.settings.loading import parse_assignments
 
     changes = parse_assignments(settings or [])
     changes |= {
         key: value
-        for key, value in (("data.source", data), ("train.sampler", sampler), ("seed", seed))
+        for key, value in (("data.source", data), ("train.sampler", sampler), ("callbacks", callbacks), ("seed", seed))
         if value is not None
     }
     console = shown_console(as_json)
     config, _ = settings_of(preset, changes, out, console)
     if only_plan:
-        from greedynas.stages import plan, plan_table
+        from greedynas.stages.train import plan, plan_table
 
         if as_json:
             print_json({"config": config.model_dump(mode="json"), "plan": plan(config)})
@@ -126,8 +94,8 @@ def train(
         return
     if out is None:
         raise GreedyNASError("name the run directory with --out")
-    from greedynas.budget import told_count
-    from greedynas.stages import report_training, train_stage
+    from greedynas.spaces.budget import told_count
+    from greedynas.stages.train import report_training, train_stage
 
     result = train_stage(config, out, console)
     if as_json:
@@ -138,38 +106,47 @@ def train(
         say_next(console, f"greedynas search {out} --flops {middle}")
 
 
-@app.command(epilog="Example: greedynas search runs/photos --flops 330M --flops 280M --params 5M")
+@verb(
+    app,
+    "greedynas search runs/photos --flops 330M --flops 280M --params 5M",
+    "greedynas search runs/photos --front --objectives macs,params",
+    panel=PANEL,
+)
 def search(
-    run: Annotated[Path, typer.Argument(help="A run directory with a trained supernet.")],
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory with a trained supernet.")],
     flops: FlopsOption = None,
     params: ParamsOption = None,
     latency: LatencyOption = None,
     latency_table: LatencyTableOption = None,
-    min_flops: Annotated[str | None, typer.Option("--min-flops", help="At least so many multiply-adds.")] = None,
-    min_params: Annotated[str | None, typer.Option("--min-params", help="At least so many parameters.")] = None,
-    min_latency: Annotated[str | None, typer.Option("--min-latency", help="At least so long.")] = None,
-    searcher: Annotated[str, typer.Option("--searcher", help="evolution (NSGA-II) or random.")] = "evolution",
-    pool_init: Annotated[
-        bool, typer.Option("--pool-init/--no-pool-init", help="Start from the candidate pool.")
-    ] = True,
+    min_flops: Annotated[str | None, option("--min-flops", "N", "Lower limit on multiply-adds.", BUDGET)] = None,
+    min_params: Annotated[str | None, option("--min-params", "N", "Lower limit on parameters.", BUDGET)] = None,
+    min_latency: Annotated[str | None, option("--min-latency", "TIME", "Lower limit on latency.", BUDGET)] = None,
+    searcher: Annotated[
+        str, option("--searcher", "NAME", "Search method: evolution (NSGA-II, Algorithm 3) or random.", SEARCH)
+    ] = "evolution",
+    pool_init: Annotated[bool, switch("--pool-init/--no-pool-init", "Start from the candidate pool.", SEARCH)] = True,
     front: Annotated[
-        bool, typer.Option("--front", help="The best network at every cost, not only under the limit.")
+        bool, switch("--front", "Find the best network at every cost, not only within the limits.", SEARCH)
     ] = False,
-    objectives: Annotated[str, typer.Option("--objectives", help="Costs of the front: macs, or macs,params.")] = "macs",
+    objectives: Annotated[
+        str,
+        option("--objectives", "COSTS", "Costs that --front trades for accuracy, such as macs or macs,params.", SEARCH),
+    ] = "macs",
     name: Annotated[
-        str | None, typer.Option("--name", help="Of the search; made from the budget if not given.")
+        str | None, option("--name", "NAME", "Name of the search. By default, it is made from the budget.", OUTPUT)
     ] = None,
     settings: SetOption = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of the search; the run's own if not given.")
+        int | None, option("--seed", "N", "Seed of the search. By default, it is the seed of the run.", SETTINGS, min=0)
     ] = None,
     data: NamedDataOption = None,
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the best path under a budget on a trained supernet (Algorithm 3), or by random search."""
-    from greedynas.fetching import Told
-    from greedynas.searches import make_requests, report_searches, search_stage
+    """Search a trained supernet for the best network within a budget."""
+    from greedynas.data.settings import Told
+    from greedynas.stages.search import make_requests, search_stage
+    from greedynas.stages.search_summary import report_searches
 
     limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
     chosen = tuple(objectives.split(",")) if front else ()
@@ -183,33 +160,66 @@ def search(
         say_next(console, f"greedynas retrain {run}")
 
 
-@app.command(epilog="Example: greedynas retrain runs/photos --recipe sgd --set epochs=100 --top 3")
+@verb(
+    app,
+    "greedynas retrain runs/photos --recipe sgd --set epochs=100 --top 3",
+    "greedynas retrain runs/photos --arch timm:mobilenetv2_100",
+    panel=PANEL,
+)
 def retrain(
     run: RunArgument,
-    recipe: Annotated[str | None, typer.Option("--recipe", help="sgd or rmsprop; the run's own if not given.")] = None,
     model: ModelOption = None,
     arch: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--arch",
-            help="Another network: a known one, op names, digits, timm:NAME, or random (one within the search's budget).",
+            "NETWORK",
+            "Train another network: a known one, op names, digits, timm:NAME, or random for one within the budget.",
+            NETWORK,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the folder in DIR/models.")] = None,
-    inherit: Annotated[bool, typer.Option("--inherit", help="Start from the supernet's weights.")] = False,
-    teacher: Annotated[
-        str | None, typer.Option("--teacher", help="Learn from this network of the run too, such as a timm model.")
+    name: Annotated[str | None, option("--name", "NAME", "Name of the folder in DIR/models.", NETWORK)] = None,
+    latency_table: Annotated[
+        Path | None,
+        option(
+            "--latency-table",
+            "FILE",
+            "Latency table of the search for --arch random, if it is not DIR/latency.json.",
+            NETWORK,
+        ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        option(
+            "--recipe",
+            "NAME",
+            "Training recipe: sgd or rmsprop. By default, the one in the settings of the run.",
+            TRAINING,
+        ),
+    ] = None,
+    inherit: Annotated[bool, switch("--inherit", "Start from the weights of the supernet.", TRAINING)] = False,
     pretrained: Annotated[
-        str | None, typer.Option("--pretrained", help="Weights of a timm network: cache, or a file.")
+        str | None,
+        option(
+            "--pretrained",
+            "WEIGHTS",
+            "Pretrained weights of a timm model: the word cache for timm's cache, or a file.",
+            TRAINING,
+        ),
+    ] = None,
+    teacher: Annotated[
+        str | None,
+        option("--teacher", "NAME", "Distill from this trained network of the run, such as a timm model.", TRAINING),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", min=1, help="Train so many of the best found ones briefly, the best for long."),
-    ] = None,
-    latency_table: Annotated[
-        Path | None,
-        typer.Option("--latency-table", help="For --arch random: the search's table, if it is not DIR/latency.json."),
+        option(
+            "--top",
+            "N",
+            "Train the N best networks of the search briefly, then the best of them in full.",
+            TRAINING,
+            min=1,
+        ),
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
@@ -217,11 +227,11 @@ def retrain(
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the found network (or another one) from scratch, and test it."""
-    from greedynas.config import changed_section, parse_assignments
-    from greedynas.fetching import Told
-    from greedynas.retraining import report_retraining, retrain_stage
-    from greedynas.runs import read_run_config
+    """Train the found network, or another one, from scratch and test it."""
+    from greedynas.data.settings import Told
+    from greedynas.settings.loading import changed_section, parse_assignments
+    from greedynas.stages.retrain import report_retraining, retrain_stage
+    from greedynas.stages.run import read_run_config
 
     changes = parse_assignments(settings or [])
     asked = {"recipe": recipe, "inherit": inherit or None, "teacher": teacher, "top": top}
@@ -247,21 +257,25 @@ def retrain(
         say_next(console, f"greedynas export {run} --model {result['model']}")
 
 
-@app.command(epilog="Example: greedynas export runs/photos --format onnx")
+@verb(app, "greedynas export runs/photos --format onnx", panel=PANEL)
 def export(
     run: RunArgument,
     model: ModelOption = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="onnx or safetensors; both if not given.")
+        list[str] | None, option("--format", "NAME", "File format: onnx or safetensors. By default, both.", OUTPUT)
     ] = None,
     data: NamedDataOption = None,
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the trained network for other tools: ONNX in three precisions, safetensors with a card."""
-    from greedynas.distributed import on_first
-    from greedynas.export import export_stage, report_export
-    from greedynas.fetching import Told
+    """Export the trained network to ONNX and safetensors.
+
+    ONNX files are written in fp32, fp16 and int8, and the safetensors file comes with a model card. The accuracy and
+    latency of each file are measured.
+    """
+    from greedynas.data.settings import Told
+    from greedynas.runtime.parallel.ranks import on_first
+    from greedynas.stages.export import export_stage, report_export
 
     console = shown_console(as_json)
     asked = {"model": model, "formats": formats or ("onnx", "safetensors"), "named": Told(data, data_root)}
@@ -273,11 +287,17 @@ def export(
         say_next(console, f"greedynas report {run}")
 
 
-@app.command(epilog="Example: greedynas report runs/photos")
+@verb(app, "greedynas report runs/photos", panel=PANEL)
 def report(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Write DIR/report.html: one page, without the network, that shows what was found and why."""
-    from greedynas.distributed import on_first
+    """Write a self-contained HTML report of what was found and why.
+
+    The report is DIR/report.html and opens without a network connection.
+    """
+    from greedynas.reporting import check_packages
+
+    check_packages()
     from greedynas.reporting.report import report_stage
+    from greedynas.runtime.parallel.ranks import on_first
 
     console = shown_console(as_json)
     result = on_first(lambda: report_stage(run, console))

@@ -1,111 +1,177 @@
-"""`greedynas study`: the paper's questions as commands."""
+"""Repeat the studies of the paper: the verb `study`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from greedynas.cli.commands import add_family, make_app, option, switch, verb
 from greedynas.cli.options import (
+    DATA,
+    OUTPUT,
+    SETTINGS,
     DataOption,
     DataRootOption,
     JsonOption,
+    LatencyOption,
+    LatencyTableOption,
     NamedDataOption,
+    OneFlopsOption,
+    ParamsOption,
     RunArgument,
     SetOption,
-    app,
     print_json,
     shown_console,
 )
-from greedynas.terminal import say
+from greedynas.runtime.errors import GreedyNASError
 
-study_app = typer.Typer(rich_markup_mode="rich")
-app.add_typer(study_app, name="study", help="The paper's studies, on your own data: is the ranking real?")
+if TYPE_CHECKING:
+    from greedynas.spaces.budget import Budget
 
-StudyOut = Annotated[Path, typer.Option("--out", help="The study's folder; the same command again goes on.")]
+COMPARISON = "Comparison"
+RANKING = "Ranking"
+
+app = make_app()
+study_app = add_family(
+    app,
+    "study",
+    "greedynas study macro --quick --data cifar10/ --truth macro.json",
+    "greedynas study methods runs/photos --flops 30M --seeds 3",
+    help="Repeat the studies of the paper on your own data.",
+    panel="Research",
+)
+
+StudyOut = Annotated[
+    Path, option("--out", "DIR", "Write to this folder. Run the same command again to resume.", OUTPUT)
+]
+KeepOption = Annotated[bool, switch("--keep/--no-keep", "Keep the trained supernets and networks.", OUTPUT)]
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Parts at a time; one for each GPU or CPU core if not given.")
+    int | None,
+    option("--jobs", "N", "Parts to run at the same time. By default, one per GPU or CPU core.", SETTINGS, min=1),
+]
+FirstSeedOption = Annotated[int, option("--first-seed", "N", "First seed; the others follow it.", SETTINGS, min=0)]
+
+# Of methods and ablation
+ConfigArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A preset (fashion, cifar10, imagenet, imagenet-se), a YAML file, or a run directory."
+    ),
+]
+SeedsOption = Annotated[
+    int, option("--seeds", "N", "Number of seeds, each with supernets of its own.", SETTINGS, min=1, max=1000)
+]
+RetrainSeedsOption = Annotated[
+    int, option("--retrain-seeds", "N", "Number of trainings of each found network.", SETTINGS, min=1, max=1000)
+]
+TruthOption = Annotated[
+    Path | None,
+    option("--truth", "FILE", "Look up accuracies in NAS-Bench-Macro's JSON file instead of retraining.", DATA),
+]
+QuickOption = Annotated[
+    bool, switch("--quick", "Try the study in minutes on a CPU, with small sizes and two seeds.", SETTINGS)
 ]
 
 
-@study_app.callback(invoke_without_command=True)
-def study_root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        say(context.get_help(), lines=True)
-
-
-@study_app.command(epilog="Example: greedynas study theory --m 10 --k 5 --q 0.6 --epsilon 0.5")
+@verb(study_app, "greedynas study theory --m 10 --k 5 --q 0.6 --epsilon 0.5")
 def theory(
-    m: Annotated[int, typer.Option("--m", min=1, max=1000, help="Paths sampled for each filtering.")] = 10,
-    k: Annotated[int, typer.Option("--k", help="Of them kept.")] = 5,
-    q: Annotated[float, typer.Option("--q", help="Share of good paths in the space.")] = 0.6,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="Share of sampled paths that come from the pool.")] = 0.5,
+    m: Annotated[int, option("--m", "N", "Number of paths that are sampled.", SETTINGS, min=1, max=1000)] = 10,
+    k: Annotated[int, option("--k", "N", "Number of sampled paths that are kept.", SETTINGS)] = 5,
+    q: Annotated[float, option("--q", "SHARE", "Share of good paths in the space.", SETTINGS)] = 0.6,
+    epsilon: Annotated[
+        float, option("--epsilon", "SHARE", "Share of paths that are sampled from the candidate pool.", SETTINGS)
+    ] = 0.5,
     out: StudyOut = Path("study-theory"),
     as_json: JsonOption = False,
 ) -> None:
-    """Theorem 1 and Figure 2: how likely are at least k good paths among m, with and without the pool?"""
-    from greedynas.studies.theory import study_theory
+    """Compute how likely it is that enough paths are good (Theorem 1).
+
+    The probability that at least k of m sampled paths are good is computed with and without the candidate pool, as in
+    Figure 2.
+    """
+    from greedynas.studies.theory.run import study_theory
 
     result = study_theory(out, shown_console(as_json), m, k, q, epsilon)
     if as_json:
         print_json(result)
 
 
-@study_app.command(
-    epilog="Example: greedynas study macro --data cifar10/ --truth nas-bench-macro_cifar10.json --seeds 5 --out study-macro"
+@verb(
+    study_app,
+    "greedynas study macro --data cifar10/ --truth macro.json --seeds 5",
+    "greedynas study macro --data cifar10/ --truth macro.json --quick",
 )
 def macro(
     data: DataOption = None,
-    truth: Annotated[Path | None, typer.Option("--truth", help="NAS-Bench-Macro's JSON file.")] = None,
+    truth: Annotated[Path | None, option("--truth", "FILE", "NAS-Bench-Macro's JSON file.", DATA)] = None,
     out: StudyOut = Path("study-macro"),
+    keep: KeepOption = True,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", help="uniform, fair or greedy; all if not given.")
+        list[str] | None,
+        option("--method", "NAME", "Method to compare: uniform, fair or greedy. By default, all of them.", COMPARISON),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="How many; one with --quick.")] = 5,
-    first_seed: Annotated[int, typer.Option("--first-seed", min=0, help="The first of them.")] = 0,
     epochs: Annotated[
         float,
-        typer.Option(
-            "--epochs", min=0.01, help="Corrected cost of every method, in epochs of plain training; 6 with --quick."
+        option(
+            "--epochs",
+            "N",
+            "Corrected cost of every method, in epochs of plain training; 6 with --quick.",
+            COMPARISON,
+            min=0.01,
         ),
     ] = 60.0,
     greedy_shares: Annotated[
         list[float] | None,
-        typer.Option("--greedy-share", help="Greedy once more, with this share of the cost, such as 0.61."),
+        option("--greedy-share", "SHARE", "Train greedy again at this share of the cost, such as 0.61.", COMPARISON),
     ] = None,
-    bn: Annotated[
-        list[str] | None, typer.Option("--bn", help="Rank with this BatchNorm mode; several times: the first counts.")
-    ] = None,
-    moments: Annotated[int, typer.Option("--moments", min=1, max=1000, help="Rankings along each training.")] = 1,
-    paths: Annotated[
-        int | None, typer.Option("--paths", help="Random paths to rank; all 6,561 (3,969 networks) if not given.")
-    ] = None,
-    images: Annotated[
-        int | None, typer.Option("--images", min=10, help="Validation images to rank on; all if not given.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes on a CPU: few epochs and images, one seed.")] = False,
     untrained: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--untrained/--no-untrained",
-            help="Rank untrained networks too (NWOT); a seed takes about six minutes of a CPU core.",
+            "Rank untrained networks (NWOT) as well, which takes a CPU core about six minutes per seed.",
+            COMPARISON,
         ),
     ] = True,
-    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the supernets.")] = True,
+    paths: Annotated[
+        int | None,
+        option("--paths", "N", "Rank this many random paths. By default, all 6,561 (3,969 networks).", RANKING),
+    ] = None,
+    images: Annotated[
+        int | None,
+        option("--images", "N", "Rank on this many validation images. By default, on all.", RANKING, min=10),
+    ] = None,
+    bn: Annotated[
+        list[str] | None,
+        option(
+            "--bn",
+            "MODE",
+            "BatchNorm statistics: batch, recalibrate or running. If repeated, the first one counts.",
+            RANKING,
+        ),
+    ] = None,
+    moments: Annotated[
+        int, option("--moments", "N", "Rank this many times during each training.", RANKING, min=1, max=1000)
+    ] = 1,
+    seeds: Annotated[int, option("--seeds", "N", "Number of seeds; one with --quick.", SETTINGS, min=1, max=1000)] = 5,
+    first_seed: FirstSeedOption = 0,
+    quick: Annotated[
+        bool, switch("--quick", "Try the study in minutes on a CPU, with few epochs and images.", SETTINGS)
+    ] = False,
     settings: SetOption = None,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do supernets rank networks as training them would? All 3,969 of NAS-Bench-Macro (6,561 paths), by method and seed.
+    """Measure how well supernets rank the networks of NAS-Bench-Macro.
 
-    --set key=value changes all methods, --set greedy.key=value one of them.
+    The rankings are compared with the accuracies of all 3,969 networks (6,561 paths) after training from scratch.
+
+    Use --set KEY=VALUE to change a setting of all methods, and --set greedy.KEY=VALUE to change it for one of them.
     """
-    from greedynas.config import parse_assignments
-    from greedynas.studies.macro import METHODS, MacroOptions, study_macro
-    from greedynas.studies.macro import quick as quickly
+    from greedynas.studies.macro.run import METHODS, MacroOptions, study_macro
+    from greedynas.studies.macro.run import quick as quickly
 
-    changes = parse_assignments(settings or [])
     options = MacroOptions(
-        changes=changes if data is None else {**changes, "data.source": data},
+        changes=_changes(settings, data),
         methods=tuple(dict.fromkeys(methods or METHODS)),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         epochs=epochs,
@@ -124,31 +190,39 @@ def macro(
         print_json(result)
 
 
-@study_app.command(epilog="Example: greedynas study ranking greedynas-demo --train-uniform")
+@verb(study_app, "greedynas study ranking greedynas-demo --train-uniform")
 def ranking(
     run: RunArgument,
     uniform: Annotated[
-        Path | None, typer.Option("--uniform", help="A run of the same space with a uniformly trained supernet.")
+        Path | None,
+        option("--uniform", "DIR", "Run of the same space with a uniformly trained supernet.", COMPARISON),
     ] = None,
     train_uniform: Annotated[
-        bool, typer.Option("--train-uniform", help="Or train one here, at the corrected cost of the run.")
+        bool, switch("--train-uniform", "Train such a supernet here, at the corrected cost of the run.", COMPARISON)
     ] = False,
-    paths: Annotated[int, typer.Option("--paths", help="Random paths to rank.")] = 1000,
+    paths: Annotated[int, option("--paths", "N", "Number of random paths to rank.", RANKING)] = 1000,
     images: Annotated[
-        list[int] | None, typer.Option("--images", min=2, help="Filter images, several times; 10 and up if not given.")
+        list[int] | None,
+        option("--images", "N", "Number of filter images. Can be repeated; by default, 10 and more.", RANKING, min=2),
     ] = None,
-    draws: Annotated[int, typer.Option("--draws", min=1, max=1000, help="Draws of filter images.")] = 3,
+    draws: Annotated[
+        int, option("--draws", "N", "Number of random draws of filter images.", RANKING, min=1, max=1000)
+    ] = 3,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The study's folder; DIR/studies/ranking if not given.")
+        Path | None, option("--out", "DIR", "Write to this folder. By default, DIR/studies/ranking.", OUTPUT)
     ] = None,
     jobs: JobsOption = None,
     data: NamedDataOption = None,
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Table 3 and Figure 3: do few validation images rank paths as all of them do?"""
-    from greedynas.fetching import Told
-    from greedynas.studies.ranking import RankingOptions, study_ranking
+    """Measure how well few validation images rank paths (Table 3).
+
+    Paths are ranked by their loss on few validation images and by their accuracy on all of them, as in Table 3 and
+    Figure 3.
+    """
+    from greedynas.data.settings import Told
+    from greedynas.studies.ranking.run import RankingOptions, study_ranking
 
     options = RankingOptions(
         uniform=uniform,
@@ -162,3 +236,143 @@ def ranking(
     result = study_ranking(run, out or run / "studies" / "ranking", options, shown_console(as_json))
     if as_json:
         print_json(result)
+
+
+@verb(
+    study_app,
+    "greedynas study methods fashion --flops 800K --seeds 5",
+    "greedynas study methods runs/photos --flops 30M --retrain-seeds 2",
+)
+def methods(
+    config: ConfigArgument,
+    data: DataOption = None,
+    truth: TruthOption = None,
+    out: StudyOut = Path("study-methods"),
+    keep: KeepOption = True,
+    flops: OneFlopsOption = None,
+    params: ParamsOption = None,
+    latency: LatencyOption = None,
+    latency_table: LatencyTableOption = None,
+    chosen: Annotated[
+        list[str] | None,
+        option(
+            "--method",
+            "NAME",
+            "Method to compare: random, uniform, uniform-E, fair, greedy or fair-E. By default, all but fair-E.",
+            COMPARISON,
+        ),
+    ] = None,
+    searchers: Annotated[
+        list[str] | None,
+        option("--searcher", "NAME", "Search method to compare: random or evolution. By default, both.", COMPARISON),
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        option("--epochs", "N", "Corrected cost of uniform and fair, in epochs of plain training.", COMPARISON),
+    ] = None,
+    systematic: Annotated[
+        int,
+        option(
+            "--systematic",
+            "N",
+            "Retrain this many paths, at least 30, at equal steps of each search's ranking.",
+            COMPARISON,
+            min=0,
+        ),
+    ] = 0,
+    seeds: SeedsOption = 3,
+    first_seed: FirstSeedOption = 0,
+    retrain_seeds: RetrainSeedsOption = 1,
+    quick: QuickOption = False,
+    settings: SetOption = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what uniform, fair and greedy supernets find (Table 1).
+
+    The costs are compared as well, as in Tables 1 and 6.
+
+    Use --set KEY=VALUE to change a setting of all methods, and --set uniform.KEY=VALUE to change it for one of them.
+    """
+    from greedynas.studies.methods.run import METHODS, SEARCHERS, MethodsOptions, study_methods
+    from greedynas.studies.methods.run import quick as quickly
+
+    options = MethodsOptions(
+        preset=config,
+        changes=_changes(settings, data),
+        budget=_budget(flops, params, latency),
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        retrain_seeds=retrain_seeds,
+        latency_table=latency_table,
+        truth=truth,
+        keep=keep,
+        jobs=jobs,
+        methods=tuple(dict.fromkeys(chosen or METHODS)),
+        searchers=tuple(dict.fromkeys(searchers or SEARCHERS)),
+        epochs=epochs,
+        systematic=systematic,
+    )
+    result = study_methods(out, quickly(options) if quick else options, shown_console(as_json))
+    if as_json:
+        print_json(result)
+
+
+@verb(study_app, "greedynas study ablation fashion --flops 800K --seeds 5")
+def ablation(
+    config: ConfigArgument,
+    data: DataOption = None,
+    truth: TruthOption = None,
+    out: StudyOut = Path("study-ablation"),
+    keep: KeepOption = True,
+    flops: OneFlopsOption = None,
+    params: ParamsOption = None,
+    latency: LatencyOption = None,
+    latency_table: LatencyTableOption = None,
+    seeds: SeedsOption = 3,
+    first_seed: FirstSeedOption = 0,
+    retrain_seeds: RetrainSeedsOption = 1,
+    quick: QuickOption = False,
+    settings: SetOption = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare filtering and the uses of the pool, on and off (Table 4).
+
+    Net1 to Net6 of the paper are trained, searched and retrained.
+    """
+    from greedynas.studies.ablation.run import quick as quickly
+    from greedynas.studies.ablation.run import study_ablation
+    from greedynas.studies.contests import Options
+
+    options = Options(
+        preset=config,
+        changes=_changes(settings, data),
+        budget=_budget(flops, params, latency),
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        retrain_seeds=retrain_seeds,
+        latency_table=latency_table,
+        truth=truth,
+        keep=keep,
+        jobs=jobs,
+    )
+    result = study_ablation(out, quickly(options) if quick else options, shown_console(as_json))
+    if as_json:
+        print_json(result)
+
+
+def _changes(settings: list[str] | None, data: str | None) -> dict[str, Any]:
+    """Return the settings that the command line changes."""
+    from greedynas.settings.loading import parse_assignments
+
+    changes = parse_assignments(settings or [])
+    return changes if data is None else {**changes, "data.source": data}
+
+
+def _budget(flops: list[str] | None, params: list[str] | None, latency: list[str] | None) -> "Budget":
+    """Return the one budget of a study."""
+    from greedynas.spaces.budget import parse_limits
+
+    budgets = parse_limits({"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)})
+    if len(budgets) > 1:
+        raise GreedyNASError("a study has one budget; give each limit once")
+    return budgets[0]

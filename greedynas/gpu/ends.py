@@ -14,7 +14,7 @@ def gathers(block: Any, x: Tensor) -> bool:
     """Whether the engine runs this ConvNorm on images, which want no gradient."""
     if x.requires_grad or x.shape[1] > 4 or not engine.applies(x, block.norm):
         return False
-    from greedynas.gpu import stem
+    from greedynas.gpu.kernels import stem
 
     return stem.fits(block.conv)
 
@@ -43,36 +43,36 @@ def pooled(block: Any, x: Tensor) -> Tensor:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, block: Any, weight: Tensor, *norm: Tensor) -> Tensor:
-        from greedynas.gpu import kernels, stem
+        from greedynas.gpu.kernels import norms, stem
 
         x, ctx.stride, ctx.act = engine._nhwc(x), block.conv.stride[0], engine.ACTS[type(block.activation)]
         y, part = stem.forward(x, weight, ctx.stride, torch.bfloat16 if x.is_cuda else x.dtype)
-        vectors = kernels.finish_norm(block.norm, part)
+        vectors = norms.finish_norm(block.norm, part)
         ctx.batch = engine._from_batch(block.norm)
         ctx.save_for_backward(x, y, vectors, weight)
-        return engine._nchw(kernels.normalise(y, vectors, act=ctx.act))
+        return engine._nchw(norms.normalise(y, vectors, act=ctx.act))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas.gpu import kernels, stem
+        from greedynas.gpu.kernels import norms, stem
 
         x, y, vectors, weight = ctx.saved_tensors
         g = engine._nhwc(grad)
-        part = kernels.gradient_sums(g, y, vectors, ctx.act)
-        coef, gamma, beta = kernels.finish_gradient(vectors, part, engine._pixels(y), ctx.batch)
+        part = norms.gradient_sums(g, y, vectors, ctx.act)
+        coef, gamma, beta = norms.finish_gradient(vectors, part, engine._pixels(y), ctx.batch)
         return None, None, stem.weight_gradient(x, g, y, vectors, coef, ctx.act, weight, ctx.stride), gamma, beta
 
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, block: Any, weight: Tensor, *norm: Tensor) -> Tensor:
-        from greedynas.gpu import kernels, pointwise, small
+        from greedynas.gpu.kernels import norms, pointwise, small
 
         act, x = engine.ACTS[type(block.activation)], engine._nhwc(x)
         matrix = engine._matrix(block.conv, x)
         y, part = pointwise.forward(x, matrix)
-        vectors = kernels.finish_norm(block.norm, part)
+        vectors = norms.finish_norm(block.norm, part)
         ctx.act, ctx.batch = act, engine._from_batch(block.norm)
         ctx.save_for_backward(x, matrix, y, vectors, weight)
         return small.image_means(y, vectors, act)
@@ -80,11 +80,11 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas.gpu import gating, kernels, pointwise_backward
+        from greedynas.gpu.kernels import gating, norms, pointwise_backward
 
         x, matrix, y, vectors, weight = ctx.saved_tensors
         g, grad = torch.empty_like(y), grad.float() / (y.shape[1] * y.shape[2])
         part = gating.gate_gradient(g, None, grad.contiguous(), y, vectors, ctx.act)
-        coef, gamma, beta = kernels.finish_gradient(vectors, part, engine._pixels(y), ctx.batch)
+        coef, gamma, beta = norms.finish_gradient(vectors, part, engine._pixels(y), ctx.batch)
         dx, w = pointwise_backward.widening(g, y, coef, matrix, weight, x)
         return engine._nchw(dx), None, w, gamma, beta

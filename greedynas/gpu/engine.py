@@ -1,11 +1,10 @@
 """The GPU engine: blocks as single autograd functions over the fused kernels of `pointwise`, `depthwise` and `kernels`.
 
 It sits behind the block: the same parameters, buffers and state dict, and plain PyTorch wherever it does not apply. By
-default that is everywhere but on a GPU under bf16 autocast, with channels_last activations. See docs/engine.md.
+default that is everywhere but on a GPU under bf16 autocast, with channels_last activations. See docs/research/engine.md.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from greedynas.errors import GreedyNASError
+from greedynas.runtime.errors import GreedyNASError
 
 Mode = Literal["auto", "on", "off"]
 MODES: tuple[Mode, ...] = ("auto", "on", "off")
@@ -85,11 +84,11 @@ def takes(block: Any, x: Tensor) -> bool:
 def _fast_here(x: Tensor) -> bool:
     if not (x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16):
         return False
-    return _capable(x.device)
+    return capable(x.device)
 
 
 @cache
-def _capable(device: torch.device) -> bool:
+def capable(device: torch.device) -> bool:
     return has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -154,7 +153,7 @@ def _from_batch(norm: nn.BatchNorm2d) -> bool:
 class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, norm: nn.BatchNorm2d, act: str | None, *parameters: Tensor) -> Tensor:
-        from greedynas.gpu import kernels
+        from greedynas.gpu.kernels import norms as kernels
 
         y = _nhwc(y)
         ctx.batch = _from_batch(norm)
@@ -166,7 +165,7 @@ class _NormAct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas.gpu import kernels
+        from greedynas.gpu.kernels import norms as kernels
 
         y, vectors = ctx.saved_tensors
         g = _nhwc(grad)
@@ -191,7 +190,9 @@ class _MBConv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from greedynas.gpu import depthwise_backward, excitation, kernels, pointwise_backward
+        from greedynas.gpu import excitation
+        from greedynas.gpu.kernels import depthwise_backward, pointwise_backward
+        from greedynas.gpu.kernels import norms as kernels
 
         saved: dict[str, Tensor] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         x, b, d, norm_b, act = saved["x"], saved["b"], saved["d"], saved["norm_b"], ctx.act
@@ -226,7 +227,9 @@ class _MBConv(torch.autograd.Function):
 
 def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
     """The block's output, x and it (images, H, W, C); what the backward pass needs goes into `saved`."""
-    from greedynas.gpu import depthwise, excitation, gating, kernels, pointwise
+    from greedynas.gpu import excitation
+    from greedynas.gpu.kernels import depthwise, gating, pointwise
+    from greedynas.gpu.kernels import norms as kernels
 
     expand, middle, project = block.expand, block.depthwise, block.project
     act, stride = ACTS[type(middle.activation)], middle.conv.stride[0]
@@ -263,7 +266,7 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
 
 def _matrices(first: nn.Conv2d, second: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one kernel."""
-    from greedynas.gpu import weights
+    from greedynas.gpu.kernels import weights
 
     if "cast" in first.__dict__:
         return _matrix(first, x), _matrix(second, x)
@@ -273,75 +276,3 @@ def _matrices(first: nn.Conv2d, second: nn.Conv2d, x: Tensor) -> tuple[Tensor, T
 def _matrix(conv: nn.Conv2d, x: Tensor) -> Tensor:
     cast: Tensor | None = conv.__dict__.get("cast")  # a copy that is kept up, while graphs are recorded
     return conv.weight.detach().flatten(1).to(x.dtype) if cast is None else cast
-
-
-def prepare(net: Any, batch: int) -> None:
-    """`warm_up` for a bf16 training of a supernet on large images, where the engine will run. Small ones are recorded."""
-    from greedynas.gpu.recording import SMALL
-
-    device = next(net.parameters()).device
-    if device.type == "cuda" and _mode != "off" and _capable(device) and net.space.image_size > SMALL:
-        warm_up(net.space, batch, device)
-
-
-def warm_up(space: Any, batch: int, device: torch.device | str = "cuda", training: bool = True) -> None:
-    """Compile and load every kernel that a space needs for such batches, so that no path has to wait for one.
-
-    Kernels are compiled in threads and stay in Triton's cache on disk; the second start takes seconds.
-    """
-    from greedynas.blocks import initialise, make_block
-
-    blocks = []
-    for layer in {*space.stem_layers, *space.layers, *space.head_layers}:
-        for op in layer.ops:
-            if not layer.is_nothing(op):
-                blocks.append((make_block(op, layer, space.activation), layer))
-    device = torch.device(device)
-    for dry in (True, False):
-        with _compiling() if dry else nullcontext():
-            for block, layer in blocks:
-                if not dry:
-                    initialise(block)
-                block.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-                _try_out(
-                    block, layer, batch, device, training, layer == space.stem_layers[0], (layer,) == space.head_layers
-                )
-                if not dry:
-                    block.to("meta")
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _try_out(
-    block: nn.Module, layer: Any, batch: int, device: torch.device, training: bool, first: bool, last: bool
-) -> None:
-    from greedynas.gpu import ends
-
-    shape = (batch, layer.in_channels, layer.in_size, layer.in_size)
-    x = torch.zeros(shape, device=device, dtype=torch.float32 if first else torch.bfloat16)
-    x = x.to(memory_format=torch.channels_last).requires_grad_(training and not first)  # images want no gradient
-    with torch.autocast(device.type, torch.bfloat16), torch.set_grad_enabled(training):
-        out = ends.pooled(block, x) if last and ends.pools(block, x) else block(x)
-    if training:
-        out.backward(torch.zeros_like(out))
-        block.zero_grad()
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Kernels are compiled in the background instead of being run; at the end all are ready."""
-    import triton  # type: ignore[import-untyped]
-
-    from greedynas.gpu.launching import Dry
-
-    Dry.on = True
-    try:
-        # The mode belongs to this thread, so the backward pass has to stay in it.
-        with (
-            torch.autograd.set_multithreading_enabled(False),
-            ThreadPoolExecutor() as pool,
-            triton.AsyncCompileMode(pool),
-        ):
-            yield
-    finally:
-        Dry.on = False

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greedynas.gpu import gating, pointwise
+from greedynas.gpu.kernels import gating, pointwise
 
 
 def excite(se: Any, squeezed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

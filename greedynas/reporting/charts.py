@@ -9,16 +9,15 @@ import html
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from greedynas.config import TrainSettings
+from greedynas.greedy.settings import TrainSettings
 from greedynas.reporting.facts import Training
-from greedynas.reporting.records import Epoch
-from greedynas.schedule import Schedule
+from greedynas.rundir.schemas import Epoch
 
 # Okabe and Ito's colours, which the common colour blindnesses tell apart; darkened or lightened for contrast.
 BLUE, ORANGE, GREEN, PURPLE, OCHRE, GREY = "#0072b2", "#d55e00", "#00855f", "#a2508a", "#a67c00", "#7a838c"
@@ -130,20 +129,7 @@ def supernet_charts(training: Training, settings: TrainSettings) -> dict[str, Ch
         "filtering": _filtering(training, per_epoch),
         "pool_losses": _pool_losses(training, per_epoch),
     }
-    found = {name: chart for name, chart in charts.items() if chart is not None}
-    if per_epoch > 1:
-        found = {name: _with_supernets(chart, training.epochs[-1].epoch, settings) for name, chart in found.items()}
-    return found
-
-
-def _with_supernets(chart: Chart, reached: int, settings: TrainSettings) -> Chart:
-    """With a line where another supernet begins (`train.supernets`)."""
-    in_epochs = Schedule(settings, settings.batch_size)  # one step an epoch
-    begun = [epochs.start for epochs in in_epochs.supernets[1:] if epochs.start < reached]
-    for epoch in begun:
-        chart.figure.add_vline(x=epoch, line={"dash": "longdash", "width": 1, "color": GREY})
-    told = f" Of {len(in_epochs.supernets)} supernets, another begins at each long-dashed line." if begun else ""
-    return replace(chart, caption=chart.caption + told)
+    return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def _loss(training: Training, per_epoch: float) -> Chart | None:

@@ -8,12 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from greedynas.config import Config
-from greedynas.errors import GreedyNASError
-from greedynas.files import read_bytes
-from greedynas.latency import LatencyTable, load_latency_table
-from greedynas.paths import canonical
-from greedynas.reporting.records import (
+from greedynas.rundir.run_directory import refuse_links
+from greedynas.rundir.schemas import (
     Arch,
     Asked,
     Candidate,
@@ -29,9 +25,14 @@ from greedynas.reporting.records import (
     Tested,
     Top,
 )
-from greedynas.runs import read_run_config, refuse_links
-from greedynas.space import Space, first_problem, load_space, space_names
-from greedynas.yamlfiles import read_yaml
+from greedynas.runtime.errors import GreedyNASError, first_problem
+from greedynas.runtime.files import read_bytes
+from greedynas.runtime.yaml_files import read_yaml
+from greedynas.settings.schema import Config
+from greedynas.spaces.latency import LatencyTable, load_latency_table
+from greedynas.spaces.paths import canonical
+from greedynas.spaces.space import Space, load_space, space_names
+from greedynas.stages.run import read_run_config
 
 
 @dataclass(frozen=True)

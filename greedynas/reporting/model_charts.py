@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from greedynas.reporting.charts import BLUE, COLORSCALE, ORANGE, PALETTE, Chart, figure, loss_and_lr, shown
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.records import Tested
-from greedynas.reporting.wording import count, percent
 from greedynas.reporting.worth import CHANCE
+from greedynas.rundir.schemas import Tested
+from greedynas.runtime.text import count, percent
 
 MAX_CLASSES = 40  # drawn one by one
 MAX_COUNTED = 12  # classes whose confusions are written into the cells

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
-from greedynas import __version__
+from greedynas._version import __version__
 from greedynas.reporting.charts import DARK, Chart
-from greedynas.reporting.wording import percent
+from greedynas.runtime.text import percent
 
 PAGE = Path(__file__).parent / "page"
 

@@ -6,18 +6,18 @@ from typing import Any
 from markupsafe import Markup
 from rich.console import Console
 
-from greedynas.drawing import STYLE, draw_path
-from greedynas.errors import GreedyNASError
-from greedynas.files import write_atomically
 from greedynas.reporting import story, tables
 from greedynas.reporting.charts import Chart, supernet_charts
 from greedynas.reporting.facts import Facts, Model, read_facts
 from greedynas.reporting.model_charts import model_charts
 from greedynas.reporting.pages import render_page
-from greedynas.reporting.records import Sample
 from greedynas.reporting.search_charts import search_charts
-from greedynas.reporting.wording import size, table_of
 from greedynas.reporting.worth import worth
+from greedynas.rundir.schemas import Sample
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import write_atomically
+from greedynas.runtime.text import size, table_of
+from greedynas.spaces.drawing import STYLE, draw_path
 
 MAX_SAMPLES = 24  # of the right ones, and of the mistakes
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from greedynas.paths import OpPath, canonical, op_names
 from greedynas.reporting.charts import BLUE, COLORSCALE, GREY, ORANGE, PALETTE, Chart, faded, figure, line, shown
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.records import Evaluated, Search
-from greedynas.reporting.wording import count, milliseconds, percent
-from greedynas.space import Space
-from greedynas.streams import stream
+from greedynas.rundir.schemas import Evaluated, Search
+from greedynas.runtime.rng import stream
+from greedynas.runtime.text import count, milliseconds, percent
+from greedynas.spaces.paths import OpPath, canonical, op_names
+from greedynas.spaces.space import Space
 
 MAX_PATHS = 2000  # drawn as points
 MAX_FRONT = 500

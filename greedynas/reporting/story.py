@@ -4,12 +4,13 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from greedynas.copies import withheld_sentence
-from greedynas.reporting.choice import choice_told
+from greedynas.data.copies import withheld_sentence
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.records import Search, Tested
-from greedynas.reporting.wording import cost, count, epochs, limits, milliseconds, percent, points, size
 from greedynas.reporting.worth import CHANCE, difference_error, random_rivals
+from greedynas.rundir.schemas import Search, Tested
+from greedynas.runtime.text import cost, count, epochs, milliseconds, percent, points, size
+from greedynas.spaces.budget import limits
+from greedynas.stages.search_summary import choice_told
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,10 @@ def _found(facts: Facts, model: Model) -> str:
     budget = limits(search.budget)
     within = f"The budget was {budget}" if budget else "There was no limit on its cost"
     networks = facts.networks[search.name]
-    count = min(facts.config.train.supernets, search.supernets)
-    several, whose = (f"{count} supernets", "their") if count > 1 else ("one supernet", "its")
-    moments = f" at {search.supernets} moments of {whose} training" if search.supernets > count else ""
+    moments = f" at {search.supernets} moments of its training" if search.supernets > 1 else ""
     told = (
         f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
-        f"evaluated with the shared weights of {several}{moments}."
+        f"evaluated with the shared weights of one supernet{moments}."
     )
     if search.has_scores:
         told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
@@ -100,11 +99,8 @@ def _supernet(facts: Facts) -> str:
     if facts.training is None or not facts.training.epochs:
         return ""
     last = facts.training.epochs[-1]
-    ways = {"greedy": "greedy sampling", "uniform": "uniform sampling", "fair": "fair sampling"}
     ended = f" ({last.stopped})" if last.stopped is not None else ""
-    count = facts.config.train.supernets
-    several = f"{count} supernets were trained one after the other" if count > 1 else "The supernet was trained"
-    return f"{several} with {ways[facts.config.train.sampler]} for {epochs(last.epoch)}{ended}."
+    return f"The supernet was trained with {facts.config.train.sampler} sampling for {epochs(last.epoch)}{ended}."
 
 
 def _tested(model: Model, test: Tested) -> str:

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from greedynas.known import known_networks
-from greedynas.paths import pretty
-from greedynas.ratio import plausible
+from greedynas.greedy.ratio import plausible
+from greedynas.greedy.schedule import PAPER_RATIO
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import standard_error
-from greedynas.reporting.records import Exported, Search, Tested
 from greedynas.reporting.search_charts import started
 from greedynas.reporting.story import caveats
-from greedynas.reporting.wording import count, duration, epochs, limits, milliseconds, percent, size
 from greedynas.reporting.worth import CHANCE
-from greedynas.schedule import PAPER_RATIO
+from greedynas.rundir.schemas import Exported, Search, Tested
+from greedynas.runtime.text import count, duration, epochs, milliseconds, percent, size
+from greedynas.spaces.budget import limits
+from greedynas.spaces.paths import pretty
+from greedynas.spaces.zoo import known_networks
 
 MAX_ROWS = 60
 
@@ -91,7 +92,7 @@ def search_table(facts: Facts) -> Table | None:
         "best on the supernet": [percent(value) if value is not None else "" for value in best],
         "paths evaluated": [f"{len(search.found):,}" for search in searches],
         "distinct networks": [f"{facts.networks[search.name]:,}" for search in searches],
-        "ditched": [f"{search.ditched:,}" for search in searches],
+        "rejected": [f"{search.rejected:,}" for search in searches],
         "time": [duration(search.seconds) if search.seconds is not None else "" for search in searches],
         "limit": [limits(search.budget) or "none" for search in searches],
         "how": [_how(search) for search in searches],
@@ -217,5 +218,5 @@ def export_table(model: Model | None) -> Table | None:
 
 def _exported_top1(export: Exported, top1: float | None) -> str:
     if top1 is None:
-        return ""
+        return "not run"
     return "withheld" if export.withheld else percent(top1)

@@ -7,8 +7,8 @@ from statistics import mean, stdev
 import numpy as np
 
 from greedynas.reporting.facts import Facts, Model
-from greedynas.reporting.records import Tested
-from greedynas.reporting.wording import percent, points
+from greedynas.rundir.schemas import Tested
+from greedynas.runtime.text import percent, points
 
 CHANCE = 1.96  # standard errors: 95%
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedynas.errors import GreedyNASError
+from greedynas.runtime.errors import GreedyNASError
 
 Numbers = NDArray[Any]
 FEWEST = 30  # paths; τ of 30 random rankings has a standard deviation of 0.13 already

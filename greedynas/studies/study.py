@@ -32,21 +32,22 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas import distributed
-from greedynas.config import validated
-from greedynas.errors import GreedyNASError
-from greedynas.files import read_arrays, read_json, write_atomically, write_json
-from greedynas.locks import Lock
 from greedynas.reporting.cells import Table, rich_table
-from greedynas.reporting.wording import duration, size, table_of
-from greedynas.runs import differences, versions
-from greedynas.stopping import Stopped, signals_caught
-from greedynas.terminal import make_console
+from greedynas.rundir.locks import Lock
+from greedynas.rundir.run_directory import differences, versions
+from greedynas.rundir.schemas import VERSIONS
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import read_arrays, read_json, write_atomically, write_json
+from greedynas.runtime.parallel import ranks
+from greedynas.runtime.signals import Stopped, signals_caught
+from greedynas.runtime.terminal import make_console
+from greedynas.runtime.text import duration, size, table_of
+from greedynas.settings.loading import validated
 
 if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = VERSIONS["study"]
 QUICK_NOTE = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
@@ -107,15 +108,15 @@ def run_parts(folder: Path, parts: Sequence[Part], console: Console, jobs: int |
 
     Started by torchrun, all ranks work on one part after the other.
     """
-    with _locked(folder) if distributed.is_first() else nullcontext():
+    with _locked(folder) if ranks.is_first() else nullcontext():
         missing = _missing(folder, parts)
         if len(missing) < len(parts):
             _say(console, f"{len(parts) - len(missing)} of {len(parts)} parts are there already")
         jobs = min(jobs or default_jobs(), max(len(missing), 1))
-        if jobs == 1 or distributed.size() > 1:
+        if jobs == 1 or ranks.size() > 1:
             for part in missing:
                 _work_out(folder, part, console)
-                distributed.on_first(partial(_told, part.name, len(parts), folder, console))
+                ranks.on_first(partial(_told, part.name, len(parts), folder, console))
         else:
             _run_in_processes(folder, missing, jobs, len(parts), console)
         return {part.name: read_part(folder, part.name) for part in parts}
@@ -129,7 +130,7 @@ def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
             _refuse_differences(folder, part)
         return [part.name for part in parts if not _file(folder, part.name).exists()]
 
-    missing = distributed.on_first(names)
+    missing = ranks.on_first(names)
     return [part for part in parts if part.name in missing]
 
 
@@ -267,10 +268,33 @@ def _refuse_differences(folder: Path, part: Part) -> None:
 
 
 def _completed(settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """With the defaults of settings that did not exist when a part was worked out."""
-    if "config" not in settings:
+    """Return the settings of a part in today's form, whichever version has worked it out."""
+    if not isinstance(settings.get("config"), dict):
         return settings
-    return {**settings, "config": validated(settings["config"], source).model_dump(mode="json")}
+    config = validated(modernised(settings["config"]), source)
+    return {**settings, "config": config.model_dump(mode="json")}
+
+
+def modernised(config: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of version 0.1 under their names of today. Those that are gone must have had no effect."""
+    train, search = dict(config.get("train", {})), dict(config.get("search", {}))
+    experimental = dict(config.get("experimental", {}))
+    for name, value, section in (
+        ("snapshots", 1, train),
+        ("split_after_identity", False, train),
+        ("additive", 0.0, search),
+    ):
+        if section.get(name, value) != value:
+            experimental[name] = section[name]
+        section.pop(name, None)
+    for name, value in (("ema", 0.0), ("supernets", 1)):
+        if train.get(name, value) == value:
+            train.pop(name, None)
+    rest = {key: value for key, value in config.items() if key != "samplers"}
+    own = dict(dict(config.get("samplers", {})).get(train.get("sampler"), {}))  # `train` has its values already
+    if "max_epochs" in own:
+        rest["study_epochs"] = own["max_epochs"]
+    return {**rest, "train": train, "search": search, "experimental": experimental}
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -298,7 +322,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     """Write `study.json` and the page, print the tables; returns what `--json` prints."""
-    return distributed.on_first(lambda: _publish(folder, study, console))
+    return ranks.on_first(lambda: _publish(folder, study, console))
 
 
 def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,34 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.averaging import evaluated
-from greedynas.config import Config, SearchSettings
-from greedynas.data import Data, open_data
-from greedynas.errors import GreedyNASError
-from greedynas.evaluation import BNMode, Evaluation
+from greedynas.data.datasets import Data, open_data
+from greedynas.data.specs import FORMS
 from greedynas.gpu import engine
-from greedynas.paths import OpPath
-from greedynas.reading import FORMS
-from greedynas.runs import DAMAGE, FREE, Checkpoint, Checkpoints, read_checkpoint
-from greedynas.schedule import Schedule, epochs_within
-from greedynas.snapshots import Weights, evaluate_snapshots, load_snapshots
-from greedynas.stages import choose_device, choose_precisions, supernet_of, train_stage
-from greedynas.state import TrainState, fitting, load_weights
-from greedynas.streams import stream
-from greedynas.supernet import Supernet
-from greedynas.training import calibration_images
+from greedynas.greedy.evaluation import Evaluation
+from greedynas.greedy.schedule import Schedule, epochs_within
+from greedynas.greedy.state import TrainState
+from greedynas.greedy.validation import SupernetAccuracies
+from greedynas.jobs.resolving import load_config
+from greedynas.models.supernet import Supernet
+from greedynas.rundir.checkpoints import (
+    DAMAGE,
+    Checkpoint,
+    Checkpoints,
+    fitting,
+    load_weights,
+    net_weights,
+    read_checkpoint,
+)
+from greedynas.runtime.devices import choose_device
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.settings.experiments import hooks_of
+from greedynas.settings.schema import Config
+from greedynas.spaces.paths import OpPath
+from greedynas.stages.run import FREE, choose_precisions, supernet_of
+from greedynas.stages.train import train_stage
 
 # Of a part with a "config": its result does not depend on where it was worked out, nor on where the same images lie.
-FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"data.source", "data.root", "data.memory_gb"})
+FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"name", "data.source", "data.root", "data.memory_gb"})
 
 
 @dataclass
@@ -39,8 +48,7 @@ class Trained:
     net: Supernet
     data: Data
     config: Config
-    precision: str  # of evaluation
-    earlier: Sequence[Weights] = ()  # of the same training, to average over
+    accuracies: SupernetAccuracies  # what a search of the run would evaluate paths with
 
 
 _open: dict[Any, Data] = {}  # the last data that were asked for
@@ -63,19 +71,37 @@ def shared_data(config: Config, device: torch.device) -> Data:
 
 
 def settings_of_training(config: Config, seed: int) -> dict[str, Any]:
-    """What a supernet's training depends on: not what suits other samplers."""
-    own = {sampler: values for sampler, values in config.samplers.items() if sampler == config.train.sampler}
-    return config.model_copy(update={"seed": seed, "samplers": own}).model_dump(mode="json")
+    """Return what a supernet's training depends on."""
+    return config.model_copy(update={"seed": seed, "rivals": {}}).model_dump(mode="json")
 
 
-def best_epochs(config: Config) -> int | None:
-    """The number of epochs that the preset has for this sampler in particular: the most that suits it, whatever more may cost."""
-    return config.samplers.get(config.train.sampler, {}).get("max_epochs")
+def method_preset(source: str | Path, changes: dict[str, Any], sampler: str) -> Config:
+    """Return the settings with which a study trains a sampler: those of the preset that the source names for it.
+
+    A source that names none for this sampler gives its own settings with the sampler changed.
+    """
+    return as_rival(load_config(source, changes), sampler, changes)
+
+
+def as_rival(config: Config, sampler: str, changes: dict[str, Any] | None = None) -> Config:
+    """Return the settings with another sampler, trained as the preset does that they name for it.
+
+    All else stays, such as the images: what is compared is the training.
+    """
+    if config.train.sampler == sampler:
+        return config
+    if sampler not in config.rivals:
+        return config.model_copy(update={"train": config.train.model_copy(update={"sampler": sampler})})
+    rival = load_config(config.rivals[sampler], {**(changes or {}), "train.sampler": sampler})
+    names = ("log_every", "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints")
+    train = rival.train.model_copy(update={name: getattr(config.train, name) for name in names})
+    update = {"train": train, "experimental": rival.experimental, "study_epochs": rival.study_epochs}
+    return config.model_copy(update=update)
 
 
 def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:
     """The settings with as many epochs as a corrected cost pays for, given in epochs of plain training."""
-    epochs = epochs_within(config.train, train_images, cost_epochs * train_images, max(config.space.num_ops))
+    epochs = epochs_within(config.train, train_images, cost_epochs * train_images, config.space)
     if epochs < 1:
         raise GreedyNASError(
             f"one epoch of {config.train.sampler} training costs more than {cost_epochs:g} epochs of plain training; "
@@ -99,12 +125,13 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
     if checkpoint is None:
         raise no_checkpoints(folder)
     trained = new_supernet(config, data)
-    load_weights(trained.net, evaluated(checkpoint[0]))
+    load_weights(trained.net, net_weights(checkpoint[0]))
     if file is None:
-        steps = Schedule(config.train, len(trained.data.train)).snapshots
+        schedule = Schedule(config.train, len(trained.data.train))
         with fitting(folder / "supernet"):
             last = TrainState.from_json(checkpoint[1], config.space).step
-        trained.earlier = load_snapshots(trained.net, folder / "supernet", steps, last)
+        accuracies = hooks_of(config.experimental).accuracies(trained.accuracies, folder / "supernet", schedule, last)
+        trained = replace(trained, accuracies=accuracies)
     return trained
 
 
@@ -133,34 +160,20 @@ def new_supernet(config: Config, data: Data | None = None) -> Trained:
     engine.use(config.engine)
     data = data or shared_data(config, device)
     net = supernet_of(config, len(data.class_names), device)
-    return Trained(net, data, config, choose_precisions(config, device)[1])
+    precision = choose_precisions(config, device)[1]
+    return Trained(net, data, config, SupernetAccuracies(net, data, config.search, config.seed, precision))
 
 
 def rank_paths(
     trained: Trained,
     paths: Sequence[OpPath],
-    bn: BNMode | None = None,
+    bn: str | None = None,
     images: NDArray[np.int64] | None = None,
     bn_images: int | None = None,
 ) -> tuple[Evaluation, float]:
     """Paths on validation images (all, or these), as a search evaluates them; and how long it took. Other `bn_images` may share statistics, as in filtering."""
-    data, settings = trained.data, trained.config.search
-    bn = bn or settings.bn
+    changes = {"bn": bn or trained.config.search.bn, "bn_images": bn_images or trained.config.search.bn_images}
+    accuracies = trained.accuracies.with_settings(trained.config.search.model_copy(update=changes), trained.config.seed)
     start = time.perf_counter()
-    result = evaluate_snapshots(
-        trained.net,
-        trained.earlier,
-        paths,
-        data.val,
-        bn,
-        bn_images or settings.bn_images,
-        calibration=_calibration(data, settings, trained.config.seed) if bn == "recalibrate" else None,
-        precision=trained.precision,
-        images=images,
-        balanced=data.balanced,
-    )
+    result = accuracies.evaluate(paths, images)
     return result, time.perf_counter() - start
-
-
-def _calibration(data: Data, settings: SearchSettings, seed: int) -> torch.Tensor:
-    return calibration_images(data, settings.calibration_images, stream(seed, "calibration images of the search"))

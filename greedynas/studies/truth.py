@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedynas.additive import additive_model
-from greedynas.cost import IntArray
-from greedynas.errors import GreedyNASError
-from greedynas.files import read_bytes
-from greedynas.paths import OpPath, canonical, compact
-from greedynas.space import Space, load_space
-from greedynas.streams import stream
+from greedynas.greedy.searchers.additive import additive_model
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import read_bytes
+from greedynas.runtime.rng import stream
+from greedynas.spaces.costs import IntArray
+from greedynas.spaces.paths import OpPath, canonical, compact
+from greedynas.spaces.space import Space, load_space
 
 SPACE = "macro"
 FILE = "nas-bench-macro_cifar10.json"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from greedynas.studies.correlations import mean_interval
-from greedynas.studies.macro_results import summarised
+from greedynas.studies.macro.results import summarised
 
 NO_DIFFERENCE = "no difference that this spread can show"
 Row = dict[str, Any]  # one network that was found: a contestant and a seed

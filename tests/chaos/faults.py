@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from tests.chaos.workshop import Process, Workshop, begun, differences, reached, refused, until
-from tests.kill_points import Handle as _Handle
-from tests.pictures import paint, picture
+from tests.helpers.kill_points import Handle as _Handle
+from tests.helpers.pictures import paint, picture
 
 STAGES = ("train", "search", "retrain", "export", "run")
 ROOT = Path(__file__).parents[2]
@@ -454,7 +454,7 @@ def out_of_memory(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def large_space() -> dict[str, Any]:
-    from tests.test_training import tiny_space
+    from tests.helpers.training import tiny_space
 
     return tiny_space(["MB6_K3", "MB3_K3"], repeat=1).model_dump(mode="json")
 

@@ -28,13 +28,13 @@ import timm.scheduler  # noqa: F401
 import torch
 import yaml
 
-from greedynas import job, timing  # noqa: F401
 from greedynas.cli import main as cli
+from greedynas.deploy import latency_measurement  # noqa: F401
 from greedynas.reporting import report  # noqa: F401
-from greedynas.runs import versions
-from tests.kill_points import WALL_CLOCK, outcome
-from tests.pictures import paint
-from tests.test_training import SETTINGS, tiny_space
+from greedynas.rundir.run_directory import versions
+from tests.helpers.kill_points import WALL_CLOCK, outcome
+from tests.helpers.pictures import paint
+from tests.helpers.training import SETTINGS, tiny_space
 
 FLOPS = "60K"
 NAME = f"macs-{FLOPS}"

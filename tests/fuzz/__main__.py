@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.fuzz.generators import Target, targets
 from tests.fuzz.kinds import CORPUS, NAME, cases, make_run
 from tests.fuzz.runner import Bench, Outcome
-from tests.pictures import paint
+from tests.helpers.pictures import paint
 
 TURN = 20  # inputs of a kind before it is another one's turn
 LONG = 5.0  # seconds
@@ -35,9 +35,9 @@ MOST_NEW = 6  # inputs of a kind that are kept for being new, in one run of this
 MOST_BYTES = 30_000  # of one that is kept
 
 # Loaded once, before processes are forked off.
-MODULES = """greedynas.prediction greedynas.searches greedynas.retraining greedynas.export greedynas.reporting.report
-greedynas.describe greedynas.drawing greedynas.latency greedynas.job greedynas.settings timm pymoo.algorithms.moo.nsga2
-plotly.graph_objects jinja2 greedynas.studies.ranking"""
+MODULES = """greedynas.deploy.prediction greedynas.stages.search greedynas.stages.retrain greedynas.stages.export
+greedynas.reporting.report greedynas.spaces.describe greedynas.spaces.drawing greedynas.spaces.latency greedynas.jobs.job
+greedynas.jobs.resolving timm pymoo.algorithms.moo.nsga2 plotly.graph_objects jinja2 greedynas.studies.ranking.run"""
 
 
 class Found(AssertionError):
@@ -145,14 +145,14 @@ def prepare(folder: Path) -> tuple[Bench, Path]:
     """A finished run with an export, made by other processes: one that has trained cannot be forked."""
     photos = paint(folder / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
 
-    def greedynas(*command: Any) -> tuple[int, str, str]:
+    def run_cli(*command: Any) -> tuple[int, str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "greedynas", *map(str, command)], capture_output=True, text=True, check=False
         )
         return done.returncode, done.stdout, done.stderr
 
-    run = make_run(folder, photos, greedynas)
-    code, _, told = greedynas("export", run)
+    run = make_run(folder, photos, run_cli)
+    code, _, told = run_cli("export", run)
     assert code == 0, told
     exported = (folder / "model.onnx").write_bytes((run / "models" / NAME / "model.onnx").read_bytes())
     assert exported

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from greedynas import load_space
-from greedynas.config import all_keys
-from greedynas.trained import KEY
-from tests import hostile_onnx
+from greedynas.models.model_file import KEY
+from greedynas.settings.loading import all_keys
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS
 from tests.fuzz.make_corpus import NASTY, WORD_LISTS
-from tests.test_latency import made_up
+from tests.helpers import hostile_onnx
+from tests.helpers.latency import made_up
 
 LONGEST = 300_000  # bytes of a seed; larger ones would slow everything down
 
@@ -232,7 +232,7 @@ def growing(draw: Callable[..., Any], card: str) -> bytes:
 
 
 # A training may take as long, or as many processes, as its user wants.
-LASTING = ("max_epochs", "supernets", "train.m", "workers", "name", "seed", "expect", "asked", "space")
+LASTING = ("max_epochs", "train.m", "workers", "name", "seed", "expect", "asked", "space")
 
 
 def assignments(lasting: bool = True) -> st.SearchStrategy[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import yaml
 from safetensors.torch import load_file, save
 
-from tests.test_searches import DATA
-from tests.test_training import SETTINGS, tiny_space
+from tests.helpers.search import DATA
+from tests.helpers.training import SETTINGS, tiny_space
 
 CORPUS = Path(__file__).parent / "corpus"
 NAME = "macs-60K"
@@ -118,7 +118,7 @@ def cases() -> Iterator[tuple[str, Kind, Path | None, str]]:
                 yield f"words/{name}/{found}{number}", kind, None, word
 
 
-def make_run(folder: Path, photos: Path, greedynas: object) -> Path:
+def make_run(folder: Path, photos: Path, run_cli: object) -> Path:
     """A small run that is trained, searched and retrained."""
     config = folder / "tiny.yaml"
     settings = {
@@ -131,7 +131,7 @@ def make_run(folder: Path, photos: Path, greedynas: object) -> Path:
     config.write_text(yaml.safe_dump(settings))
     run = folder / "run"
     for command in (["train", config, "--out", run], ["search", run, "--flops", "60K"], ["retrain", run]):
-        code, _, told = greedynas(*command)  # type: ignore[operator]
+        code, _, told = run_cli(*command)  # type: ignore[operator]
         assert code == 0, told
     shutil.copy(config, run)
     return run

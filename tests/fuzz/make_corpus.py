@@ -31,11 +31,11 @@ from safetensors.torch import save
 
 from greedynas import load_space
 from greedynas.cli import main as cli
-from greedynas.trained import KEY, read_card
-from tests import hostile_onnx
+from greedynas.models.model_file import KEY, read_card
 from tests.fuzz.kinds import CORPUS, FILES, MODEL, NAME, WORDS, lay, make_run
-from tests.pictures import paint
-from tests.test_latency import made_up
+from tests.helpers import hostile_onnx
+from tests.helpers.latency import made_up
+from tests.helpers.pictures import paint
 
 SECONDS = 20  # after which a command hangs
 MOST = 13  # of each kind of file

@@ -1,0 +1,45 @@
+"""A search that ranks paths by their accuracy mixed with an additive model of all evaluated paths. Not in the paper.
+
+What a supernet says of a single path is uncertain, because its weights were last updated for others; what it says of an op,
+over all paths that have it, is much less so. Where networks are nearly additive, the mixed score ranks better than the
+accuracy alone. The record that justifies it: `study macro` (docs/results/studies.md), by which its share of a half was chosen. In the
+demo's space it brings nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from greedynas.greedy.searchers.additive import additive_model
+from greedynas.runtime.errors import GreedyNASError
+from greedynas.settings.experiments import Hooks
+from greedynas.spaces.paths import OpPath
+
+
+def additive(share: Any, hooks: Hooks) -> Hooks:
+    """Return the hooks with a score that is this share of an additive model."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise GreedyNASError(f"experimental.additive is a share between 0 and 1, got {share!r:.80}")
+    return replace(hooks, score=Blended(share)) if share > 0 else hooks
+
+
+@dataclass(frozen=True)
+class Blended:
+    """Scores that are part additive model, fitted to the same paths, and part accuracy."""
+
+    share: float
+
+    def __call__(self, paths: Sequence[OpPath], accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the score of each path."""
+        return blended(paths, accuracies, self.share)
+
+
+def blended(paths: ArrayLike, accuracies: NDArray[Any], share: float) -> NDArray[np.float64]:
+    """Return scores that are this share of an additive model, fitted to these paths, and the rest of their accuracies."""
+    accuracies = np.asarray(accuracies, float)
+    if share == 0 or np.ptp(accuracies) == 0:  # a fit to equal numbers would make ranks of rounding errors
+        return accuracies
+    return (1 - share) * accuracies + share * additive_model(paths, accuracies)

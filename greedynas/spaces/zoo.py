@@ -1,0 +1,80 @@
+"""Networks with a name, and reading an architecture from whatever a person writes."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from greedynas.runtime.errors import GreedyNASError, unknown
+from greedynas.spaces.ops import parse_op
+from greedynas.spaces.paths import OpPath, op_names, parse_path
+from greedynas.spaces.space import Space, load_space, space_names
+
+
+@dataclass(frozen=True)
+class KnownNetwork:
+    """A published network as a path of the space that holds it.
+
+    Attributes:
+        name: The name, such as "greedynas-a".
+        space: The name of the space.
+        path: The path.
+
+    Example:
+        >>> import greedynas
+        >>> greedynas.known_networks()["greedynas-a"].space
+        'mobilenet-se'
+    """
+
+    name: str
+    space: str
+    path: OpPath
+
+
+@cache
+def known_networks() -> dict[str, KnownNetwork]:
+    """Return the known networks by name: those of the paper, and Proxyless-R.
+
+    Returns:
+        A mapping from names to networks.
+
+    Example:
+        >>> import greedynas
+        >>> sorted(greedynas.known_networks())
+        ['greedynas-a', 'greedynas-b', 'greedynas-c', 'proxyless-r']
+    """
+    text = (Path(__file__).parent / "zoo.yaml").read_text(encoding="utf-8")
+    return {
+        name: KnownNetwork(name, entry["space"], parse_path(entry["ops"], load_space(entry["space"])))
+        for name, entry in yaml.safe_load(text).items()
+    }
+
+
+def resolve(path: Any, space: Space | None = None) -> tuple[Space, OpPath]:
+    """A known name, op names, digits or indices -> (space, path). A known name brings its space where none is given."""
+    if isinstance(path, str) and (known := known_networks().get(path.strip().lower())):
+        home = load_space(known.space)
+        if space is None:
+            return home, known.path
+        if space.name != known.space:
+            raise GreedyNASError(f"{known.name} is a network of {known.space}, not of {space.name}")
+        return space, parse_path(op_names(known.path, home), space)
+    if isinstance(path, str) and _looks_like_a_name(path):
+        raise unknown("network", path.strip(), list(known_networks()))
+    if space is None:
+        raise GreedyNASError(f"name the space of that path with --space ({', '.join(space_names())} or a YAML file)")
+    return space, parse_path(path, space)
+
+
+def _looks_like_a_name(text: str) -> bool:
+    """One word that is neither an op nor indices: `greedynas-d` rather than `MB3_K3` or `0123`."""
+    words = text.split()
+    if len(words) != 1 or not text.strip()[0].isalpha() or "," in text:
+        return False
+    try:
+        parse_op(words[0])
+    except GreedyNASError:
+        return True
+    return False

@@ -1,0 +1,24 @@
+"""The record of `study macro` beside the ground truth that it was made with."""
+
+import json
+
+import pytest
+
+from greedynas.studies.macro.results import flat, macro_study
+from greedynas.studies.study import read_part
+from greedynas.studies.truth import read_truth
+from tests.helpers.paths import ROOT
+
+RECORD = ROOT / "benchmarks" / "records" / "macro-h200-2026-11-16"
+
+
+def test_the_record_is_what_the_study_says_of_its_parts(macro_truth):
+    """Parts of earlier versions stay readable, and no figure of the record was written by hand."""
+    parts = [read_part(RECORD, name) for name in ("greedy-400", "nwot-400")]
+    found = macro_study(read_truth(macro_truth), parts, {}).results
+    recorded = json.loads((RECORD / "study.json").read_text())["results"]
+    for key, made in (("parts", found["parts"][0]), ("untrained", found["untrained"][0])):
+        kept = next(row for row in recorded[key] if (row["seed"], row.get("method")) == (400, made.get("method")))
+        numbers, expected = flat(made), flat(kept)
+        assert numbers == pytest.approx(expected)
+        assert len(numbers) > 10
