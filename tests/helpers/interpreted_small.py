@@ -13,7 +13,7 @@ from torch.nn import functional as F
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)
 
-from greedynas.data.transforms import View, _scale_and_shift
+from greedynas.data.transforms import View, _scale_and_shift, normalisation
 from greedynas.experimental.split_after_identity import SplitSupernet
 from greedynas.gpu import ends, engine, recording
 from greedynas.gpu.kernels import depthwise_whole, products, small
@@ -45,7 +45,7 @@ def test_crops_as_torch_makes_them(augment, stored, channels):
     pixels = torch.randint(256, (20, stored, stored, channels), dtype=torch.uint8)
     rows = torch.randperm(20)[:7]
     plan = view.plan(1, np.arange(7))
-    found = small.crops(pixels, rows, plan, 12, *_scale_and_shift(channels, CPU))
+    found = small.crops(pixels, rows, plan, 12, *_scale_and_shift(*normalisation(channels), CPU))
     wanted = view.normalise(view.augmented(pixels, rows, plan)).permute(0, 2, 3, 1)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
