@@ -121,6 +121,7 @@ def test_tensorboard_gets_the_numbers_where_it_is_installed(data, tmp_path, monk
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     monkeypatch.setattr(journal, "find_spec", lambda name: name == "tensorboard")
+    monkeypatch.setattr("greedynas.rundir.tensorboard.require_packages", lambda *_: None)
     _, _, rows = recorded(tmp_path / "run", data)
     assert (made, closed) == ([(str(tmp_path / "run" / "tensorboard"), 0)], [True])
     losses = [(value, step) for name, value, step in written if name == "step/loss"]
