@@ -1,4 +1,4 @@
-"""`arch.json`: what a run says of a network, of the run's space, of another one, or of timm."""
+"""`arch.json`: the description of a network in a run, from the run's space, from another one, or from timm."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ SCHEMA_VERSION = VERSIONS["arch"]
 
 
 def path_arch(name: str, path: Sequence[int], space: Space) -> dict[str, Any]:
-    """Of a path; `name` is the folder under models/."""
+    """Return the content of `arch.json` for a path; `name` is the folder under models/."""
     costs = space.costs([path])
     return {
         "schema_version": SCHEMA_VERSION,
@@ -27,12 +27,12 @@ def path_arch(name: str, path: Sequence[int], space: Space) -> dict[str, Any]:
         "macs": int(costs.macs[0]),
         "params": int(costs.params[0]),
         "num_classes": space.num_classes,
-        "image_size": space.image_size,
+        "image_size": space.settle(path)[0].image_size,
     }
 
 
 def read_arch(folder: Path, model: str | None = None) -> dict[str, Any]:
-    """The `arch.json` of a model, or that of the run's chosen one."""
+    """Return the `arch.json` of a model, or that of the run's chosen network."""
     file = folder / "arch.json" if model is None else folder / "models" / model / "arch.json"
     if not file.is_file():
         missing = f"{folder} has no chosen network yet" if model is None else f"{folder} has no model {model!r}"
@@ -44,7 +44,7 @@ def read_arch(folder: Path, model: str | None = None) -> dict[str, Any]:
 
 
 def write_arch(folder: Path, chosen: dict[str, Any]) -> None:
-    """`models/NAME/arch.json`. What retraining added to it stays, as long as the network is the same."""
+    """Write `models/NAME/arch.json`; fields that retraining added are kept if the network is the same."""
     file = folder / "models" / chosen["model"] / "arch.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     before = read_arch(folder, chosen["model"]) if file.exists() else {}

@@ -1,4 +1,4 @@
-"""Callbacks: what watches a training, logs it elsewhere, or ends it."""
+"""Callbacks: objects that observe a training, log it elsewhere, or end it."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from greedynas.runtime.registry import Registry
 
 
 class Callback:
-    """A watcher of trainings: it logs them elsewhere, or ends them. Override the methods that you need.
+    """An observer of trainings, which logs them elsewhere or ends them. Override the methods that you need.
 
     With several ranks, only the first one calls it.
 
@@ -21,24 +21,32 @@ class Callback:
     """
 
     def begin(self, folder: Path | None, step: int) -> None:
-        """Prepare for a training in `folder` (None: it is not saved) that goes on after `step` steps."""
+        """Prepare for a training in `folder` (None: it is not saved) that continues after `step` steps."""
 
     def log(self, kind: str, step: int, epoch: int, values: dict[str, Any]) -> None:
-        """Take what a line of `metrics.jsonl` says: of some steps, of an epoch, of a filtering."""
+        """Receive the values of a line of `metrics.jsonl`, about some steps, an epoch or a filtering."""
 
     def stop(self, state: Any) -> str | None:
-        """Return why the training should end after the epoch that is just over; None: it should go on.
+        """Return why the training should end after the epoch that is just over, or None if it should continue.
 
         `state` is a `TrainState` or the state of a retraining: `state.epoch`, `state.step` and so on.
         """
         return None
 
+    def report(self, folder: Path, file: Path) -> None:
+        """Receive the report of the whole job in the run directory `folder`, after all stages."""
+
     def end(self) -> None:
-        """Finish, however the training ends."""
+        """Finish; this is called at the end of every training, also of one that fails."""
 
 
 CALLBACKS: "Registry[type[Callback]]" = Registry(
-    "callback", {"tensorboard": "greedynas.rundir.tensorboard:TensorBoard"}
+    "callback",
+    {
+        "tensorboard": "greedynas.rundir.trackers.tensorboard:TensorBoard",
+        "wandb": "greedynas.rundir.trackers.wandb_tracker:WandB",
+        "mlflow": "greedynas.rundir.trackers.mlflow_tracker:MLflow",
+    },
 )
 
 

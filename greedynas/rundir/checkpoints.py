@@ -1,4 +1,4 @@
-"""Checkpoints of a training: one file each, named after its step and content, nothing that executes on load."""
+"""Checkpoints of a training: one file each, named after its step and content; loading executes nothing."""
 
 import hashlib
 import json
@@ -20,15 +20,22 @@ from greedynas.runtime.files import TEMPORARY, write_atomically
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.text import logger as logger
 
-AVERAGED = "ema."  # how the names of averaged weights begin in a checkpoint
-KEEP = 2  # checkpoints, unless it is said otherwise
+AVERAGED = "ema."  # prefix of the names of averaged weights in a checkpoint
+KEEP = 2  # number of checkpoints that are kept by default
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and everything else
-DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)  # what reading a bad one raises
+DAMAGE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+)  # raised by reading a damaged checkpoint
 _CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
 class Checkpoints:
-    """Checkpoints of one training: one file each, named after its step and its content. Those of certain steps stay."""
+    """The checkpoints of a training: one file each, named after its step and content. `lasting` steps are kept."""
 
     def __init__(self, folder: Path, keep: int = KEEP):
         self.folder, self.keep = folder, keep
@@ -36,9 +43,10 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Write a checkpoint and drop all but it, lasting ones and the newest earlier one that is not known to be damaged.
+        """Write a checkpoint and remove old ones, except lasting ones and the newest earlier ones that are not damaged.
 
-        One of the same step says less (it was saved before the end of its epoch), later ones were damaged.
+        Another one of the same step is removed, too (it was saved before the end of its epoch), and so are later ones
+        (they were damaged).
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(state)})
@@ -55,39 +63,41 @@ class Checkpoints:
             file.unlink()
 
     def files(self) -> list[Path]:
-        """Newest first."""
+        """Return the files of the checkpoints, newest first."""
         files = self.folder.glob("step-*.safetensors") if self.folder.is_dir() else []
         return sorted((file for file in files if _CHECKPOINT.fullmatch(file.name)), reverse=True)
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; rank 0 reads it for all."""
+        """Return the newest intact checkpoint, or None; rank 0 reads it for all ranks."""
         tensors, state = (self._newest() if ranks.is_first() else None) or (None, None)
         state = ranks.broadcast(state)
         return None if state is None else (ranks.broadcast_tensors(tensors), state)
 
     def _newest(self) -> Checkpoint | None:
-        """A damaged one is named and passed over."""
+        """Return the newest intact checkpoint, and log a warning for each damaged one."""
         files = self.files()
         for file in files:
             try:
                 return read_checkpoint(file)
             except DAMAGE as error:
                 self._damaged.add(file)
-                logger.warning("checkpoint %s is damaged (%s); going back to the one before", file.name, error)
+                logger.warning("checkpoint %s is damaged (%s); going back to the previous one", file.name, error)
         if files:
-            logger.warning("no checkpoint is whole; starting from the beginning")
+            logger.warning("no checkpoint is intact; starting from the beginning")
         return None
 
 
 def step_of(file: Path) -> int:
+    """Return the step of a checkpoint, from the name of its file."""
     return int(file.name.split("-")[1])
 
 
 def read_checkpoint(file: Path) -> Checkpoint:
+    """Return the tensors and the state of a checkpoint; raise one of `DAMAGE` if the file is damaged."""
     try:
         return _read_checkpoint(file)
     except DAMAGE:
-        signals.raise_lost()  # nothing is wrong with the file
+        signals.raise_lost()  # after a signal, the file itself may be intact
         raise
 
 
@@ -96,20 +106,21 @@ def _read_checkpoint(file: Path) -> Checkpoint:
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()[:16]
     if match is None or digest != match[2]:
-        raise ValueError("its content does not fit its name")
+        raise ValueError("its content does not match its name")
     with safe_open(file, framework="pt") as handle:
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
         return tensors, json.loads(handle.metadata()["state"])
 
 
-# What SGD and RMSpropTF remember of a parameter has these names in a checkpoint; of other optimizers, OTHERS and its own.
+# The state of SGD and RMSpropTF has these names in a checkpoint; that of other optimizers is named OTHERS + its own
+# name.
 MEMORY = {"momentum_buffer": "momentum", "square_avg": "square_avg", "step": "step"}
 OTHERS, NUMBERS = "optimizer.", "number."
 
 
 @contextmanager
-def fitting(where: Path) -> Iterator[None]:
-    """A checkpoint that is whole but does not belong to this network, or was not written by us, is one line."""
+def checkpoint_errors(where: Path) -> Iterator[None]:
+    """Turn errors of loading an intact checkpoint that does not fit this network, or is not ours, into one line."""
     try:
         yield
     except (
@@ -118,13 +129,13 @@ def fitting(where: Path) -> Iterator[None]:
         TypeError,
         RuntimeError,
         OverflowError,
-    ) as error:  # of pydantic, and of load_state_dict
-        told = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-        raise GreedyNASError(f"the checkpoint in {where} does not fit this run: {told:.300}") from None
+    ) as error:  # raised by pydantic and by load_state_dict
+        problem = first_problem(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        raise GreedyNASError(f"the checkpoint in {where} does not fit this run: {problem:.300}") from None
 
 
 def training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the weights of a net, and what the optimizer remembers of each of them, by name."""
+    """Return the weights of a network and the optimizer's state for each of them, by name."""
     tensors: dict[str, Tensor] = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -133,13 +144,13 @@ def training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
             elif isinstance(value, int | float):
                 tensors[f"{NUMBERS}{key}.{name}"] = torch.tensor(value, dtype=torch.float64)
             elif value is not None:
-                kind = f"{type(optimizer).__name__} remembers {key!r}, a {type(value).__name__}"
-                raise GreedyNASError(f"{kind}, which a checkpoint cannot hold: only tensors and numbers")
+                kind = f"the state of {type(optimizer).__name__} has {key!r}, a {type(value).__name__}"
+                raise GreedyNASError(f"{kind}: a checkpoint can hold only tensors and numbers; use another optimizer")
     return tensors
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same in memory that nobody else writes to, on the CPU; from a GPU through pinned memory, all at once."""
+    """Return copies of tensors on the CPU, which nothing else writes to; GPU tensors go through pinned memory."""
     copies = {}
     for name, tensor in tensors.items():
         room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
@@ -150,7 +161,7 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put what `training_tensors` returned back into a net and its optimizer."""
+    """Load tensors that `training_tensors` returned into a network and its optimizer."""
     load_weights(net, tensors)
     parameters = dict(net.named_parameters())
     keys = {short: key for key, short in MEMORY.items()}
@@ -164,15 +175,16 @@ def load_training_tensors(net: nn.Module, optimizer: torch.optim.Optimizer, tens
             number = float(saved.item())
             optimizer.state[parameter][short] = int(number) if number.is_integer() else number
             continue
-        # A parameter's own device and memory layout; a count of steps is no such thing and stays as it is.
+        # State of the shape of its parameter gets its device and memory layout; a count of steps keeps its own.
         like = torch.empty_like(parameter).copy_(saved) if saved.shape == parameter.shape else saved
         optimizer.state[parameter][short if kept else keys[short]] = like.detach()
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], prefix: str = "net.") -> None:
+    """Load the weights of a checkpoint whose names have this prefix into a network."""
     net.load_state_dict({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
 
 
 def net_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the net that a checkpoint holds, under the names that they have there."""
+    """Return the weights of the network in a checkpoint, under their names in the checkpoint."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith("net.")}

@@ -1,4 +1,4 @@
-"""The journal of a training: losses are checked, metrics written, callbacks called, progress shown."""
+"""The journal of a training: it checks losses, writes metrics, calls callbacks and shows progress."""
 
 import math
 import time
@@ -11,19 +11,19 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from greedynas.rundir.callbacks import Callback, first_reason, make_callbacks
+from greedynas.rundir.progress import Progress
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import Records
 from greedynas.runtime.parallel import ranks
-from greedynas.runtime.terminal import text_column
+from greedynas.runtime.text import duration
 from greedynas.spaces.paths import OpPath
 
 
 class Counters(Protocol):
-    """What the state of any training counts."""
+    """The counters that the state of every training has."""
 
     step: int
     epoch: int
@@ -34,7 +34,7 @@ class Counters(Protocol):
 
 
 class Journal(ABC):
-    """Looks at losses, writes metrics, moves the display. Without a folder, or on another rank than 0, nothing is written."""
+    """The base of journals: checks losses, writes metrics, shows progress. Only rank 0 writes, if there is a folder."""
 
     def __init__(
         self,
@@ -53,38 +53,43 @@ class Journal(ABC):
         self._steps_per_epoch, self._log_every = steps_per_epoch, log_every
         self._pending: list[
             tuple[int, OpPath | None, Tensor]
-        ] = []  # losses not yet looked at: looking waits for the GPU
+        ] = []  # losses that are not yet checked: reading them waits for the GPU
         self._time, self._images = time.monotonic(), state.optimization_images
         self._records = None if folder is None else Records(folder / "metrics.jsonl", state.metrics_length)
-        self._callbacks = [*callbacks, *_usual_callbacks(folder)]
+        self._rate = 0.0
+        self._callbacks = [*callbacks, *_usual_callbacks(folder, callbacks)]
         for callback in self._callbacks:
             callback.begin(folder, state.step)
-        self._progress = _progress(console)
-        self._task = self._progress.add_task(what, total=steps, completed=state.step, told="")
+        self._what, self._console, self._steps, self._epochs = what, console, steps, steps // steps_per_epoch
+        self._loss: float | None = None
+        whole, early = self.work(steps), self.may_end_early
+        self._progress = Progress(console, what, steps, state.step, folder=folder, work=whole, may_end_early=early)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._announce_resuming()
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
         if self._records is not None:
             self._records.close()
         for callback in self._callbacks:
             callback.end()
 
     def step(self, loss: Tensor, path: OpPath | None = None) -> None:
-        """After every update."""
+        """Record the loss of an update. Call this after every update."""
         step = self.state.step
         self._pending.append((step, path, loss))
+        self._progress.advance(step)
         due = step % self._log_every == 0 or step % self._steps_per_epoch == 0
         if due or loss.device.type == "cpu":
-            self.look_at_losses()
+            self.check_losses()
         if due:
             self._log()
 
-    def look_at_losses(self) -> None:
-        """Find the first loss that is not a number, before anything that follows from it is saved."""
+    def check_losses(self) -> None:
+        """Raise if a loss is not finite, before anything that depends on it is saved."""
         values = torch.stack([loss for _, _, loss in self._pending]).tolist() if self._pending else []
         for (step, path, _), value in zip(self._pending, values, strict=True):
             if not math.isfinite(value):
@@ -93,13 +98,13 @@ class Journal(ABC):
         self._pending.clear()
 
     def flush(self) -> None:
-        """Before a checkpoint: all metrics are written, and the state knows how long they are."""
-        self.look_at_losses()
+        """Write all metrics and store their length in the state. Call this before a checkpoint is made."""
+        self.check_losses()
         if self._records is not None:
             self.state.metrics_length = self._records.flush()
 
     def sync(self) -> None:
-        """And on the disk. Any thread may call this."""
+        """Wait until the written metrics are on disk. Any thread may call this."""
         if self._records is not None:
             self._records.sync()
 
@@ -108,16 +113,39 @@ class Journal(ABC):
         reason: str | None = ranks.broadcast(first_reason(self._callbacks, self.state) if ranks.is_first() else None)
         return reason
 
+    def _announce_resuming(self) -> None:
+        """Print from which step a training is resumed, and what is left of it."""
+        state, done, left = self.state, self.state.step, self._steps - self.state.step
+        if not done or self._console is None or left <= 0:
+            return
+        most = "at most " if self.may_end_early else ""
+        whole, finished = self.work(self._steps) or self._steps, self.work(done) or done
+        pace = f", about {duration(state.seconds * (whole - finished) / finished)} at the pace so far"
+        self._console.print(
+            f"Resuming {self._what} from step {done:,} of {self._steps:,} (epoch {done // self._steps_per_epoch + 1} of "
+            f"{self._epochs}): {most}{left:,} steps are left{pace if state.seconds else ''}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
     @abstractmethod
-    def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError: ...
+    def diverged(self, step: int, path: OpPath | None = None) -> GreedyNASError:
+        """Return the error for a loss that is not finite."""
 
     @abstractmethod
     def facts(self, step: int) -> dict[str, Any]:
-        """What a line of kind `step` says besides the loss and the clock; `step` was just done."""
+        """Return the values of a line of kind `step` besides loss, speed and time; `step` is the last finished one."""
 
-    def told(self) -> str:
-        """What the display says between the loss and the speed."""
-        return ""
+    may_end_early = False  # whether the training may take fewer steps
+
+    def work(self, step: int) -> float | None:
+        """Return the cost of the first `step` steps, or None if all steps cost the same."""
+        return None
+
+    def status(self) -> list[str]:
+        """Return texts for the progress display, the most important first."""
+        return []
 
     def _log(self) -> None:
         state, now = self.state, time.monotonic()
@@ -127,22 +155,31 @@ class Journal(ABC):
         loss = float(np.mean(state.recent_losses))
         state.recent_losses = []
         self._write("step", loss=loss, **self.facts(state.step - 1), images_per_second=rate, seconds=state.seconds)
-        told = f"epoch {state.epoch + 1}  loss {loss:.3f}{self.told()}  {rate:,.0f} images/s"
-        self._progress.update(self._task, completed=state.step, told=told)
+        self._loss, self._rate = loss, rate
+        self.show()
+
+    def show(self) -> None:
+        """Update the progress display."""
+        state = self.state
+        if self._loss is None:
+            return
+        epoch = min((state.step - 1) // self._steps_per_epoch + 1, self._epochs)
+        first, *more = [f"loss {self._loss:.3f}", *self.status()]
+        details = [first, f"epoch {epoch} of {self._epochs}", *more, f"{self._rate:,.0f} images/s"]
+        facts = {"epoch": epoch, "epochs": self._epochs, "loss": self._loss, "images_per_second": self._rate}
+        self._progress.update(state.step, details, self.work(state.step), **facts)
 
     def _write(self, kind: str, **values: Any) -> None:
         if self._records is not None:
             self._records.write(kind=kind, step=self.state.step, epoch=self.state.epoch, **values)
+            if kind != "filter":
+                self._records.flush()  # other processes read them while the training goes on
         for callback in self._callbacks:
             callback.log(kind, self.state.step, self.state.epoch, values)
 
 
-def _progress(console: Console | None) -> Progress:
-    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[told]}"))
-    quiet = console is None or not console.is_terminal
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet)
-
-
-def _usual_callbacks(folder: Path | None) -> list[Callback]:
-    """Return TensorBoard's callback for a training that is saved, where TensorBoard is installed."""
-    return make_callbacks(["tensorboard"]) if folder is not None and find_spec("tensorboard") is not None else []
+def _usual_callbacks(folder: Path | None, given: Sequence[Callback]) -> list[Callback]:
+    """Return TensorBoard's callback if the training is saved, TensorBoard is installed, and it is not given anyway."""
+    if folder is None or find_spec("tensorboard") is None:
+        return []
+    return [one for one in make_callbacks(["tensorboard"]) if type(one) not in map(type, given)]

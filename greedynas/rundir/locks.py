@@ -1,11 +1,12 @@
-"""One process at a time in a directory.
+"""Locks that let only one process at a time work in a directory.
 
-The lock is the system's (`flock`) and ends with its process, however that ends. It is held on the directory itself and on a
-file `.lock` in it: somebody may remove the file, and some network disks cannot lock a directory.
+The lock is one of the operating system (`flock`) and ends with its process, even if that is killed. It is held on both
+the directory and a file `.lock` in it, because the file may be removed and some network disks cannot lock a directory.
 """
 
 import errno
 import os
+import time
 import weakref
 from pathlib import Path
 
@@ -16,12 +17,30 @@ try:
 except ImportError:
     raise GreedyNASError("greedynas runs on Linux and macOS; on Windows, use it in WSL") from None
 
-# What a disk answers that cannot lock a directory, because it needs one that is open for writing or has no such locks.
+# Errors of disks that cannot lock a directory, because they lock only files open for writing or have no such locks.
 UNFIT = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
+AGAIN = 0.05  # seconds after which a lock that is taken is tried once more
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process works in a directory, without keeping it from others for longer than a moment."""
+    try:
+        file = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(file)
+
+
 class Lock:
-    """A directory that this process has for itself until it is closed."""
+    """An exclusive lock on a directory, which this process holds until `close`."""
 
     def __init__(self, folder: Path):
         self._files: list[int] = []
@@ -42,7 +61,11 @@ class Lock:
             raise GreedyNASError(f"cannot write to {folder}: {error.strerror}") from None
         self._files.append(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(AGAIN)  # `is_locked` of another process may have had it for a moment
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise GreedyNASError(f"{folder} is in use by another greedynas process") from None
         except OSError as error:
@@ -52,6 +75,7 @@ class Lock:
                 ) from None
 
     def close(self) -> None:
+        """Release the lock."""
         while self._files:
             os.close(self._files.pop())
 
@@ -59,7 +83,7 @@ class Lock:
         self.close()
 
 
-# A lock lasts as long as any process has its file open: workers that outlive a killed parent must not keep it.
+# A lock lasts as long as any process has its file open, and workers that outlive a killed parent must not keep it.
 _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 

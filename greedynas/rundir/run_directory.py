@@ -1,4 +1,4 @@
-"""The run directory on disk: its lock, its log, its checkpoints, and what may not be in it."""
+"""The run directory on disk: its lock, its log, its checkpoints, and checks of its content."""
 
 import logging
 import os
@@ -16,17 +16,19 @@ from torch import Tensor
 from greedynas._version import __version__
 from greedynas.rundir.checkpoints import Checkpoint, Checkpoints
 from greedynas.rundir.locks import Lock
+from greedynas.runtime.cpu.allocator import allocator_name
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.text import logger
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of searches and models in a run
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # names of searches and models in a run
 
 
 class RunDirectory:
-    """A directory that one process works in: its lock, its log and the checkpoints of its supernet.
+    """A directory that only one process works in: its lock, its log and the checkpoints of its supernet.
 
-    The lock ends with the process, however that ends. Of several ranks the first has the lock and the log and writes for all.
+    The lock ends with the process, even if that is killed. With several ranks, the first one has the lock and the log
+    and writes for all.
     """
 
     def __init__(self, folder: Path):
@@ -47,7 +49,7 @@ class RunDirectory:
             logger.addHandler(self._log)
 
     def close(self) -> None:
-        """Release the lock and end the log."""
+        """Release the lock and close the log."""
         if self._lock is not None:
             logger.removeHandler(self._log)
             with suppress(OSError):  # a full disk
@@ -75,51 +77,60 @@ class RunDirectory:
         return self._checkpoints.files()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or None."""
+        """Return the newest intact checkpoint, or None."""
         return self._checkpoints.load()
 
 
 class _Log(logging.FileHandler):
-    """A log that neither ends a training nor prints a traceback when the disk is full."""
+    """A log handler that neither ends a training nor prints a traceback if the disk is full."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
 
 def refuse_links(folder: Path) -> None:
-    """A run that somebody else packed must not make us write, or wait, outside of it: no links out of it, no pipes."""
+    """Refuse links out of a run directory and special files in it, with which we would write elsewhere or wait."""
     home = folder.resolve()
     for parent, folders, files in os.walk(folder):
         for entry in (Path(parent, name) for name in (*folders, *files)):
             if entry.is_symlink() and not entry.resolve().is_relative_to(home):
-                raise GreedyNASError(f"{entry} is a link out of the run directory; put what it points to in its place")
+                raise GreedyNASError(
+                    f"{entry} is a link out of the run directory; replace it by the file or folder that it points to"
+                )
             if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
                 raise GreedyNASError(f"{entry} is neither a file nor a folder; remove it")
 
 
 def versions() -> dict[str, Any]:
-    """What the results may depend on besides the settings."""
+    """Return the versions and the environment that results may depend on besides the settings."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "greedynas": __version__,  # also where only its folder is on the path
+        "greedynas": __version__,  # known even if greedynas is not installed but only on the path
     }
     for package in ("torch", "torchvision", "timm", "triton", "numpy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
-    return found | {"threads": torch.get_num_threads(), "cuda": torch.version.cuda}
+    environment = {"threads": torch.get_num_threads(), "allocator": allocator_name(), "cuda": _cuda()}
+    return found | environment
+
+
+def _cuda() -> str | None:
+    """Return the version of CUDA, or None on a machine whose GPU PyTorch does not use."""
+    return torch.version.cuda if torch.cuda.is_available() else None
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
-    """The keys, dotted, whose values are not the same, and how each of them differs."""
+    """Return the dotted keys whose values differ, each with a text that shows both values."""
     before, after = dict(flatten(old)), dict(flatten(new))
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed}
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested dictionaries."""
     for key, inner in value.items():
         if isinstance(inner, dict):
             yield from flatten(inner, f"{prefix}{key}.")

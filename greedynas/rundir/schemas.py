@@ -1,4 +1,4 @@
-"""The typed shapes of the files of a run directory, used by those who write them and by the report."""
+"""The schemas of the files of a run directory, used by the code that writes them and by the report."""
 
 import base64
 import binascii
@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from greedynas.runtime.errors import GreedyNASError, first_problem
 from greedynas.runtime.files import read_json
+from greedynas.runtime.text import clean
 from greedynas.spaces.budget import Budget
 
 Bits = NDArray[np.bool_]
@@ -25,7 +26,7 @@ def pack_bits(bits: Sequence[bool] | Bits) -> str:
 
 
 def unpack_bits(text: str, count: int) -> Bits:
-    """Return the `count` bits that `pack_bits` has written; raise ValueError if the text does not hold that many."""
+    """Return the `count` bits in a text of `pack_bits`; raise ValueError if it holds another number of them."""
     try:
         packed = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
     except binascii.Error as error:
@@ -35,10 +36,10 @@ def unpack_bits(text: str, count: int) -> Bits:
     return np.unpackbits(packed, count=count).astype(bool)
 
 
-# The versions of the files that greedynas writes: each grows when older programs could no longer read the file.
+# The versions of the files that greedynas writes: each is raised when older programs could no longer read the file.
 VERSIONS = {
     "run": 2,  # config.yaml, and with it the checkpoints
-    "data": 2,  # data.jsonl; the first one was data.json, which held counts and a hash of labels
+    "data": 2,  # data.jsonl; version 1 was data.json, with counts and a hash of labels
     "arch": 1,
     "search": 1,
     "retrain": 1,
@@ -53,7 +54,7 @@ Amount = Annotated[int, Field(ge=0, le=2**62)]
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 Positive = Annotated[float, Field(ge=0, le=1e30)]
 Path_ = tuple[Annotated[int, Field(ge=0, le=1000)], ...]
-# Only raster images, as data: anything else in an image's place could be a request or a script.
+# Only raster images, embedded as data: anything else in place of an image could be a request or a script.
 Thumbnail = Annotated[
     str, Field(max_length=500_000, pattern=r"^data:image/(png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}$")
 ]
@@ -63,24 +64,24 @@ def _none_for_nan(value: Any) -> Any:
     return None if isinstance(value, float) and isnan(value) else value
 
 
-# Of a path with an op that the table has no timing for, the latency is not a number.
+# The latency is NaN for a path with an op that the latency table has no timing for.
 Latency = Annotated[Positive | None, BeforeValidator(_none_for_nan)]
 
 
 class Record(BaseModel):
-    """Of a file or a line that the other stages write; they may write more than the report shows."""
+    """The base of all schemas of files and lines, which may have more fields than those that the report reads."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def read_record(file: Path, kind: type[Record]) -> dict[str, Any]:
-    """What a stage wrote into a file for itself, all of it, if it is such a record; nothing where there is no file."""
+    """Return the whole content of a file if it is a valid record of this kind; return {} if there is no file."""
     found = read_json(file)
     try:
         if found:
             kind.model_validate_json(json.dumps(found))
     except ValidationError as error:
-        raise GreedyNASError(f"{file} is malformed: {first_problem(error)}; mend or remove it") from None
+        raise GreedyNASError(f"{file} is malformed: {first_problem(error)}; repair or remove it") from None
     return found
 
 
@@ -92,6 +93,7 @@ class Step(Record):
     loss: Loss
     lr: Positive
     epsilon: Share = 0.0
+    seconds: Positive | None = None  # of all sessions so far
 
 
 class Filtering(Record):
@@ -114,8 +116,10 @@ class Epoch(Record):
     optimization_images: Amount
     evaluation_images: Amount
     corrected_images: Positive
+    val_accuracy: Share | None = None  # None: it was not measured
     measured_ratio: Positive | None = None  # None: it could not be measured
     corrected_images_measured: Positive | None = None
+    probabilities: tuple[tuple[Share, ...], ...] = ()  # of the ops of each layer, by a method that learns them
 
 
 class RetrainEpoch(Record):
@@ -124,6 +128,7 @@ class RetrainEpoch(Record):
     epoch: Amount
     loss: Loss
     lr: Positive
+    val_accuracy: Share | None = None  # None: the validation images are trained on
 
 
 class Other(Record):
@@ -146,7 +151,9 @@ class Evaluated(Record):
     macs: Amount
     params: Amount
     latency_ms: Latency = None
-    score: Loss | None = None  # with `search.additive`: what the search chose by
+    ram: Amount | None = None  # where memory was limited
+    flash: Amount | None = None
+    score: Loss | None = None  # with `search.additive`: the score that the search chose by
 
     @property
     def worth(self) -> float:
@@ -170,6 +177,8 @@ class Arch(Record):
     macs: Amount | None = None
     params: Amount | None = None
     latency_ms: Latency = None
+    ram: Amount | None = None  # bytes in int8, of a search that limited memory
+    flash: Amount | None = None
     num_classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     supernet_accuracy: Share | None = None
@@ -178,44 +187,47 @@ class Arch(Record):
     inherit: bool = False
     teacher: str | None = None
     pretrained: bool | str | None = None
-    within: str | None = None  # of a network drawn at random: the search whose budget it keeps
+    within: str | None = None  # for a network drawn at random: the search whose budget it keeps
 
 
 class Asked(Record):
-    """`retrain.json` as far as two trainings are compared by it: not the network, not the seed."""
+    """The part of `retrain.json` that two trainings are compared by: neither the network nor the seed."""
 
     recipe: dict[str, bool | int | float | str | None]
     inherit: bool
     teacher: str | None
     sync_bn: bool = False
+    hold_out: bool = False
 
 
 class Choice(Record):
-    """What a search chose from: see `choosing.py`."""
+    """The candidates that a search chose from: see `greedy/searchers/choice.py`."""
 
     tolerance: Positive  # in standard errors
-    images: Annotated[float, Field(gt=0, le=1e30)]  # behind every accuracy
-    margin: Share  # how far below the best a path may lie
-    tied: Annotated[int, Field(ge=1, le=2**62)]  # evaluated paths that are exactly as good as the best
-    within: Annotated[int, Field(ge=1, le=2**62)]  # paths on the front that the images cannot tell from the best
+    images: Annotated[float, Field(gt=0, le=1e30)]  # number of images that every accuracy was measured on
+    margin: Share  # the largest accepted distance from the best accuracy
+    tied: Annotated[int, Field(ge=1, le=2**62)]  # number of evaluated paths that are exactly as good as the best one
+    within: Annotated[
+        int, Field(ge=1, le=2**62)
+    ]  # number of paths on the front that differ from the best one by less than the margin
     best: Evaluated
 
 
 class Chosen(Arch):
-    """The network that a search chose. Searches of earlier versions took the highest accuracy and say no more."""
+    """The network that a search chose. Searches of earlier versions chose the highest accuracy and have no `choice`."""
 
     choice: Choice | None = None
 
 
 class Candidate(Arch):
-    """One of the best found networks after its short training."""
+    """One of the best networks of a search, after its short training."""
 
     val_top1: Share
     val_macro: Share | None = None  # missing in files of older versions
 
 
 class Top(Record):
-    """`top.json`: the short trainings before the long one."""
+    """`top.json`: the short trainings of the best networks before the long one."""
 
     schema_version: Literal[1]
     candidates: tuple[Candidate, ...]
@@ -228,11 +240,13 @@ class Search(Record):
     name: str
     space: str
     searcher: str
-    supernets: Annotated[int, Field(ge=1, le=10**6)] = 1  # of which each accuracy is the mean
+    supernet_step: Amount | None = None
+    unfinished_epochs: Amount | None = None  # of a supernet that was not fully trained
+    supernets: Annotated[int, Field(ge=1, le=10**6)] = 1  # each accuracy is the mean over these
     experimental: dict[str, Any] = {}
-    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # what `accuracy` is
+    metric: Literal["accuracy", "balanced accuracy"] = "accuracy"  # the meaning of `accuracy`
     budget: Budget
-    objectives: tuple[Literal["macs", "params", "latency_ms"], ...] = Field(min_length=1)
+    objectives: tuple[Literal["macs", "params", "latency_ms", "ram", "flash"], ...] = Field(min_length=1)
     pool_init: bool
     from_pool: Amount
     rejected: Amount
@@ -240,6 +254,10 @@ class Search(Record):
     front: tuple[Evaluated, ...]
     chosen: Chosen | None = None
     seconds: Positive | None = None
+
+    def __repr__(self) -> str:  # without the evaluated paths
+        chosen = "" if self.chosen is None else clean(f", chose {' '.join(self.chosen.ops)}")
+        return f"Search({self.name!r}, {len(self.found):,} paths of {self.space}{chosen})"
 
     @property
     def has_scores(self) -> bool:
@@ -259,7 +277,7 @@ class Sample(Record):
 
 
 class Tested(Record):
-    """`test.json`: what the one look at the test set gave."""
+    """`test.json`: the result of the single evaluation on the test set."""
 
     schema_version: Literal[1]
     images: Annotated[int, Field(ge=1, le=2**62)]
@@ -270,16 +288,19 @@ class Tested(Record):
     class_names: tuple[str, ...] = Field(min_length=1)
     per_class: tuple[Share | None, ...]
     confusion: tuple[tuple[Amount, ...], ...]  # rows: the true class
-    correct: str | None = None  # by image, in the order of the test set; runs of earlier versions have none
+    correct: str | None = (
+        None  # packed bits by image, in the order of the test set; missing in runs of earlier versions
+    )
     samples: tuple[Sample, ...] = ()
-    copies: Amount | None = None  # of training images among the test images
+    copies: Amount | None = None  # number of test images that are copies of training images
     absent_classes: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()  # sentences that belong beside every accuracy
+    caveats: tuple[str, ...] = ()  # sentences that are shown with every accuracy
     withheld: bool = False  # too many copies: the accuracy is not shown as a result
+    seconds: Positive | None = None  # of the training
 
     @property
     def correct_images(self) -> Bits | None:
-        """Which images were classified correctly, in the order of the test set."""
+        """The bits of `correct`: whether each image was classified correctly, in the order of the test set."""
         return None if self.correct is None else unpack_bits(self.correct, self.images)
 
     @model_validator(mode="after")
@@ -291,18 +312,18 @@ class Tested(Record):
             raise GreedyNASError(f"confusion should have {classes} rows of {classes} counts")
         named = [(s.label, s.predicted, *(index for index, _ in s.top)) for s in self.samples]
         if any(index >= classes for indices in named for index in indices):
-            raise GreedyNASError(f"a sample names a class beyond the {classes} there are")
+            raise GreedyNASError(f"a sample names a class that is not one of the {classes}")
         try:
             right = self.correct_images
         except ValueError as error:
             raise GreedyNASError(f"correct {error}") from None
         if right is not None and abs(right.mean() - self.top1) > 1e-3:
-            raise GreedyNASError(f"correct says that {right.mean():.1%} are right, top1 is {self.top1:.1%}")
+            raise GreedyNASError(f"correct has {right.mean():.1%} right images, but top1 is {self.top1:.1%}")
         return self
 
 
 class Finished(Tested):
-    """The same as retraining reads it."""
+    """`test.json` with the fields that retraining reads."""
 
     epochs: Amount
     seconds: Positive
@@ -321,6 +342,8 @@ class ExportedFile(Record):
     bytes: Amount
     top1: Share | None = None
     latency_ms: Positive | None = None
+    latency_median_ms: Positive | None = None  # of the rounds; missing in files of older versions
+    latency_iqr_ms: Positive | None = None
     agrees: Agreement | None = None
     companions: dict[str, str] = {}  # SHA-256 of further files that belong to it, by name
 
@@ -331,7 +354,7 @@ class LeftOut(Record):
 
 
 class Exported(Record):
-    """`export.json`."""
+    """`export.json`: the exported files of a network."""
 
     schema_version: Literal[1]
     formats: tuple[str, ...] = ()

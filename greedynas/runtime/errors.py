@@ -1,4 +1,4 @@
-"""The one exception that means "the input is wrong": a single line that says what is wrong and what to do."""
+"""The exception for wrong input: its message is one line that says what is wrong and what to do."""
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -22,14 +22,14 @@ class GreedyNASError(ValueError):
 
 
 def unknown(kind: str, value: str, allowed: list[str]) -> GreedyNASError:
-    """An unknown name, with the nearest valid one and the whole list."""
+    """Return the error for an unknown name, with the nearest valid name and all valid names."""
     near = get_close_matches(value, allowed, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return GreedyNASError(f"unknown {kind} {value!r}{hint}; known: {', '.join(allowed)}")
 
 
 def first_problem(error: ValidationError, section: str = "") -> str:
-    """Pydantic's report as one line: where (in a section), what, and the value that was given."""
+    """Return the first problem of a pydantic error as one line: place (in a section), message and given value."""
     problem = error.errors(include_url=False)[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, GreedyNASError):

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version after a crash, never half of one; and records that can be cut back."""
+"""Files that hold the old or the new version after a crash, never half of one; and records that can be truncated."""
 
 import errno
 import json
@@ -17,11 +17,14 @@ from greedynas.runtime.parallel import ranks
 
 TEMPORARY = ".tmp"
 MAX_ARRAYS = 2**31  # bytes, unpacked
-MAX_JSON = 100_000_000  # bytes; the longest search that is likely has a tenth of that
+MAX_JSON = 100_000_000  # bytes; ten times as much as the longest likely search writes
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, rename over: at any moment `file` is whole. Of several ranks the first one writes."""
+    """Write a file so that it is complete at any moment: write to a temporary file, flush it to disk, rename it.
+
+    With several ranks, only the first one writes.
+    """
     if not ranks.is_first():
         return
     temporary = file.with_name(file.name + TEMPORARY)
@@ -39,18 +42,19 @@ def write_atomically(file: Path, data: bytes) -> None:
 
 
 def move_atomically(source: Path, file: Path) -> None:
-    """Put a file that is whole and on the disk in the place of another one, in the same file system."""
+    """Replace a file by a complete one that is already on disk, in the same file system."""
     if ranks.is_first():
         os.replace(source, file)  # noqa: PTH105 (the tests interrupt it by this name)
         _sync_folder(file.parent)
 
 
 def write_json(file: Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
     write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
-    """Return the content of a JSON file, which may be somebody else's; one of more bytes than that is refused unread."""
+    """Return the bytes of an untrusted file; refuse one with more than `most` bytes without reading it."""
     try:
         if file.stat().st_size > most:
             raise GreedyNASError(f"{file} cannot be read: it is larger than {most:,} bytes")
@@ -60,7 +64,7 @@ def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object that was written by `write_json`; an empty one if there is no such file."""
+    """Return the object that `write_json` wrote, or an empty one if there is no such file."""
     if not file.exists():
         return {}
     try:
@@ -70,14 +74,14 @@ def read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise GreedyNASError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise GreedyNASError(f"{file} cannot be read: it holds no object")
+        raise GreedyNASError(f"{file} cannot be read: it does not hold a JSON object")
     return found
 
 
 def read_arrays(file: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Arrays of an .npz file, which may be somebody else's: without pickles, and not if it would unpack to gigabytes.
+    """Return arrays of an untrusted .npz file; refuse pickles and files that would unpack to gigabytes.
 
-    Raises what NumPy and zipfile raise for a damaged one.
+    Raises whatever NumPy and zipfile raise for a damaged file.
     """
     with zipfile.ZipFile(file) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_ARRAYS:
@@ -87,19 +91,19 @@ def read_arrays(file: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+    """Flush a folder to disk: only then a rename in it survives a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of disks that do this by themselves
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some file systems need no flush and refuse it
             raise OSError(error.errno, error.strerror or str(error), str(folder)) from None
     finally:
         os.close(handle)
 
 
 class Records:
-    """A JSON-lines file that grows. A checkpoint remembers how long it was; a resumed run cuts it back to that."""
+    """A JSON-lines file that grows. A checkpoint stores its length; a resumed run truncates it to that length."""
 
     def __init__(self, file: Path, length: int = 0):
         file.touch()
@@ -109,16 +113,18 @@ class Records:
         self._handle.seek(length)
 
     def write(self, **record: Any) -> None:
+        """Append a record as one line."""
         self._handle.write((json.dumps(record) + "\n").encode())
 
     def flush(self) -> int:
-        """Everything written is the system's to keep; returns the length."""
+        """Pass everything that was written to the operating system and return the length of the file."""
         self._handle.flush()
         return self._handle.tell()
 
     def sync(self) -> None:
-        """What was flushed is on the disk. Any thread may call this."""
+        """Wait until everything that was flushed is on disk. Any thread may call this."""
         os.fsync(self._handle.fileno())
 
     def close(self) -> None:
+        """Close the file."""
         self._handle.close()

@@ -1,8 +1,8 @@
 """Registries: everything that a plugin can add to greedynas, by kind and name.
 
-Each extension point has one registry. Built-in implementations are given as "module:attribute" and imported when they are
-first asked for. Others are added by `register` in a plugin (`--plugin MODULE`), or by an entry point of an installed
-package, whose group is `greedynas.` and the kind in the plural:
+Each extension point has one registry. Built-in implementations are given as "module:attribute" and imported on first
+use. Others are added by `register` in a plugin (`--plugin MODULE`), or by an entry point of an installed package in the
+group `greedynas.` + the plural of the kind:
 
     [project.entry-points."greedynas.samplers"]
     favourites = "my_package.samplers:favourites"
@@ -38,7 +38,7 @@ class Registry(Generic[T]):
     def register(self, name: str, implementation: T) -> T:
         """Add an implementation under a name that is not taken, and return it."""
         taken = self._found.get(name, self._places.get(name))
-        # A module that is imported once more, as in a notebook, may register what it defines again.
+        # A module that is imported again, as in a notebook, may register its definitions again.
         same = _origin(taken) is not None and _origin(taken) == _origin(implementation)
         if taken is not None and not same:
             raise GreedyNASError(f"there is already a {self.kind} named {name!r}; give this one another name")
@@ -46,7 +46,7 @@ class Registry(Generic[T]):
         return implementation
 
     def __getitem__(self, name: str) -> T:
-        """Return the implementation of this name. Unknown names are refused with a list of those that are known."""
+        """Return the implementation of this name; refuse an unknown name with a list of the known ones."""
         if name not in self._found and name not in self._places:
             self._search_packages()
         if name not in self._found:
@@ -59,12 +59,12 @@ class Registry(Generic[T]):
         return name in self._found or name in self._places or name in self.names()
 
     def names(self) -> list[str]:
-        """Return all names: those that ship first, then those of plugins and installed packages."""
+        """Return all names: built-in ones first, then those of plugins and installed packages."""
         self._search_packages()
         return list(dict.fromkeys([*self._places, *self._found]))
 
     def unknown(self, name: str) -> GreedyNASError:
-        """Return the error for a name that nobody has registered."""
+        """Return the error for a name that is not registered."""
         error = unknown(self.kind, name, self.names())
         return GreedyNASError(f"{error} (those of a plugin need --plugin MODULE)")
 
@@ -80,19 +80,19 @@ class Registry(Generic[T]):
             return cast(T, getattr(import_module(module), attribute))
         try:
             return cast(T, place.load())
-        except Exception as error:  # whatever the package raises
+        except Exception as error:  # a package may raise anything
             raise GreedyNASError(
-                f"the {self.kind} {name!r} of {place.value} cannot be loaded: {_told(error)}"
+                f"the {self.kind} {name!r} of {place.value} cannot be loaded: {_one_line(error)}"
             ) from error
 
 
-def _told(error: Exception) -> str:
-    """Return what somebody else's code has raised, as one line."""
+def _one_line(error: Exception) -> str:
+    """Return an error of third-party code as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message':.300}"
 
 
 def _origin(implementation: Any) -> tuple[str, str] | None:
-    """Return where a function or a class was defined, or the function that something builds with; None for other things."""
+    """Return module and name of a function or class, or of the `build` function of an object; None for others."""
     source = getattr(implementation, "build", implementation)
     name = getattr(source, "__qualname__", None)
     return None if name is None else (source.__module__, name)
@@ -107,11 +107,11 @@ def registering(registry: Registry[T], name: str, implementation: T | None) -> A
 
 
 def load_plugin(name: str) -> None:
-    """Import a plugin, a module or a Python file, so that it can register what it has.
+    """Import a plugin, a module or a Python file, so that it can register its implementations.
 
     Args:
-        name: The name of a module, which is also looked for in the current directory, or a file that ends in `.py`. A plugin is
-            code: it is named on the command line or in Python, never in a run directory.
+        name: The name of a module, which is also searched in the current directory, or a file that ends in `.py`. A
+            plugin is code: it is named on the command line or in Python, never in a run directory.
 
     Raises:
         GreedyNASError: If it cannot be imported.
@@ -133,7 +133,7 @@ def load_plugin(name: str) -> None:
             assert spec is not None
             assert spec.loader is not None
             module = module_from_spec(spec)
-            sys.modules.setdefault(file.stem, module)  # pickling and dataclasses look there
+            sys.modules.setdefault(file.stem, module)  # pickle and dataclasses look modules up there
             spec.loader.exec_module(module)
         else:
             if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -144,4 +144,4 @@ def load_plugin(name: str) -> None:
     except ModuleNotFoundError as error:
         raise GreedyNASError(f"the plugin {name} cannot be imported: {error}") from None
     except Exception as error:
-        raise GreedyNASError(f"the plugin {name} cannot be imported: {_told(error)}") from error
+        raise GreedyNASError(f"the plugin {name} cannot be imported: {_one_line(error)}") from error

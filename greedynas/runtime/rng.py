@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 
 def stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """The generator of one purpose at one count: `stream(seed, "paths", filtering)`."""
+    """Return the NumPy generator of a purpose and its counters: `stream(seed, "paths", filtering)`."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *counters])
 
 
 def torch_stream(seed: int, purpose: str, *counters: int) -> torch.Generator:
-    """The same for torch, on the CPU (weights are initialised there on every device)."""
+    """Return the same as a torch generator on the CPU, where weights are initialised for every device."""
     return torch.Generator().manual_seed(int(stream(seed, purpose, *counters).integers(2**63)))
 
 
 def uniforms(seed: int, purpose: str, epoch: int, samples: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """`count` uniform numbers in [0, 1) for each sample of an epoch: (len(samples), count).
+    """Return `count` uniform numbers in [0, 1) for each sample of an epoch: (len(samples), count).
 
-    A sample's numbers depend on (seed, purpose, epoch, sample) alone, not on the batch it comes in: splitmix64 (Steele et
-    al., 2014) over a counter, vectorised because batches of augmentations are drawn at once.
+    A sample's numbers depend on (seed, purpose, epoch, sample) alone, not on its batch: splitmix64 (Steele et al.,
+    2014) over a counter, vectorised because the augmentation of a whole batch is drawn at once.
     """
     key = np.uint64(stream(seed, purpose, epoch).integers(2**64, dtype=np.uint64))
     counter = np.asarray(samples, dtype=np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Clocks for work that may run on a GPU, which goes on after the call that started it has returned."""
+"""Clocks for work that may run on a GPU, where it continues after the call that started it has returned."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done all that it was asked to do."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

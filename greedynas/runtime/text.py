@@ -1,10 +1,10 @@
-"""Text for people: cleaned of what could harm a terminal, with numbers as people read them."""
+"""Text for people: cleaned of characters that could harm a terminal, with readable numbers and units."""
 
 import logging
 import unicodedata
 from collections.abc import Mapping
 
-# Invisible, but without them words are spelt wrongly in some languages, and some emoji fall into parts.
+# Invisible characters that the spelling of some languages and some emoji need.
 JOINERS = "\u200c\u200d"
 
 
@@ -26,12 +26,12 @@ def _is_harmless(letter: str, lines: bool) -> bool:
         letter.isprintable()
         or letter in JOINERS
         or (lines and letter == "\n")
-        or unicodedata.category(letter) == "Zs"  # the spaces of other scripts, and those that do not break
+        or unicodedata.category(letter) == "Zs"  # spaces of other scripts, and non-breaking ones
     )
 
 
 def _escape(letter: str) -> str:
-    if "\udc80" <= letter <= "\udcff":  # how Python keeps a byte that it could not decode
+    if "\udc80" <= letter <= "\udcff":  # Python's representation of a byte that it could not decode
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return letter.encode("unicode_escape").decode("ascii")
 
@@ -42,14 +42,20 @@ def _clean_record(record: logging.LogRecord) -> bool:
 
 
 logger = logging.getLogger("greedynas")
-logger.addFilter(_clean_record)  # of the logger: whatever handlers it gets, they see clean records
+logger.addFilter(_clean_record)  # on the logger, so that every handler gets clean records
 
 
-COSTS = {"macs": "multiply-adds", "params": "parameters", "latency_ms": "latency"}
+COSTS = {
+    "macs": "multiply-adds",
+    "params": "parameters",
+    "latency_ms": "latency",
+    "ram": "bytes of RAM",
+    "flash": "bytes of flash",
+}
 
 
 def count(value: float) -> str:
-    """Three significant digits and a unit; whole numbers below a thousand stay as they are."""
+    """Return a number with three significant digits and a unit; whole numbers below a thousand stay exact."""
     return "".join(_scaled(value))
 
 
@@ -58,16 +64,17 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of two shares."""
+    """Return a difference of two shares in percentage points."""
     return f"{100 * value:.1f} points"
 
 
 def milliseconds(value: float) -> str:
-    return f"{_three(value)} ms"
+    """Return a time in milliseconds with its unit; below a tenth, in microseconds."""
+    return f"{_three(value)} ms" if value >= 0.1 or value <= 0 else f"{_three(1000 * value)} µs"
 
 
 def size(value: float) -> str:
-    """Bytes."""
+    """Return a number of bytes with its unit: `1.23 MB`."""
     scaled, unit = _scaled(value)
     return f"{scaled} {unit}B" if unit else f"{scaled} bytes"
 
@@ -83,7 +90,7 @@ def epochs(number: int) -> str:
 
 
 def cost(name: str, value: float) -> str:
-    """With its unit: `1.02M multiply-adds`, `0.61 ms`."""
+    """Return a cost with its unit: `1.02M multiply-adds`, `0.61 ms`."""
     return milliseconds(value) if name == "latency_ms" else f"{count(value)} {COSTS[name]}"
 
 
@@ -92,7 +99,7 @@ def table_of(values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def _scaled(value: float) -> tuple[str, str]:
-    """The number and its prefix: 1234567 -> ("1.23", "M")."""
+    """Return a number scaled to its prefix, and the prefix: 1234567 -> ("1.23", "M")."""
     for prefix, base in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * base:
             return _three(value / base), prefix
@@ -100,7 +107,7 @@ def _scaled(value: float) -> tuple[str, str]:
 
 
 def _three(value: float) -> str:
-    """Three significant digits without an exponent; trailing zeros of a fraction are dropped."""
+    """Return three significant digits without an exponent; trailing zeros of a fraction are dropped."""
     text = f"{value:.{max(0, 2 - _exponent(value))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -1,4 +1,4 @@
-"""YAML files of people and of strangers: small, safe, a mapping; nothing in them is executed."""
+"""Reading of untrusted YAML files: they must be small and hold a mapping, and nothing in them is executed."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ MAX_BYTES = 1_000_000
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, dates and repeated keys.
+    """A loader for safe YAML without aliases, dates and repeated keys.
 
-    Our files need no aliases, and a few lines of them can grow to gigabytes. A date is the name of a folder, or a mistake. Of
-    a key that is given twice, YAML would drop one value without a word.
+    Our files need no aliases, and a few lines of aliases can expand to gigabytes. A text that looks like a date is the
+    name of a folder, or a mistake. YAML would silently drop one value of a key that is given twice.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -38,10 +38,10 @@ _PlainLoader.yaml_implicit_resolvers = {
 
 
 def read_yaml(file: Path, kind: str) -> dict[str, Any]:
-    """What a file holds; `kind` says in messages what it should be."""
+    """Return the mapping that a file holds; `kind` names in messages what the file should be."""
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise GreedyNASError(f"{file}: larger than {MAX_BYTES:,} bytes, that is no {kind}")
+            raise GreedyNASError(f"{file} is not a {kind}: it is larger than {MAX_BYTES:,} bytes")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GreedyNASError(f"cannot read {file}: {error}") from None
@@ -50,19 +50,19 @@ def read_yaml(file: Path, kind: str) -> dict[str, Any]:
 
 def parse_yaml(text: str, file: Path, kind: str) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
-        raise GreedyNASError(f"{file}: larger than {MAX_BYTES:,} bytes, that is no {kind}")
+        raise GreedyNASError(f"{file} is not a {kind}: it is larger than {MAX_BYTES:,} bytes")
     try:
         data = parse_value(text)
     except ValueError as error:
         raise GreedyNASError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(data, dict):
-        raise GreedyNASError(f"{file} is no {kind}: it should be a mapping of names to values")
+        raise GreedyNASError(f"{file} is not a {kind}: it should be a mapping of names to values")
     return data
 
 
 def parse_value(text: str) -> Any:
-    """Return what a piece of YAML holds. Raises ValueError, with a line that says what is wrong, and nothing else."""
+    """Return the value of a piece of YAML. Raises nothing but ValueError, with one line that says what is wrong."""
     try:
         return yaml.load(text, Loader=_PlainLoader)
-    except Exception as error:  # besides its own, whatever Python raises for a scalar such as `!!int ""`
+    except Exception as error:  # YAML's own errors, and anything that Python raises for a scalar such as `!!int ""`
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None

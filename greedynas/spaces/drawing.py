@@ -1,7 +1,7 @@
-"""An architecture as SVG, one box a block, coloured by op as in the last figure of the paper's supplement."""
+"""Drawings of architectures as SVG: one box per block, in colours as in the last figure of the paper's supplement."""
 
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
+from html import escape
 
 from greedynas.spaces.colours import SE_COLOUR, is_dark, op_colour
 from greedynas.spaces.ops import parse_op
@@ -18,7 +18,7 @@ STYLE = """
 
 
 class Drawing(str):
-    """An SVG as text, which notebooks show as a picture."""
+    """The text of an SVG, which notebooks show as a picture."""
 
     def _repr_svg_(self) -> str:
         return str(self)
@@ -40,12 +40,11 @@ def draw_path(path: Sequence[int], space: Space, title: str = "") -> Drawing:
         >>> greedynas.draw_path((2, 2, 2, 1, 2, 2, 0, 2), greedynas.load_space("macro"))[:4]
         '<svg'
     """
-    names = (
-        [layer.ops[0] for layer in space.stem_layers]
-        + op_names(path, space)
-        + [layer.ops[0] for layer in space.head_layers]
-    )
-    layers: list[Layer] = [*space.stem_layers, *space.layers, *space.head_layers]
+    label = title or f"a network of {space.name}"
+    space, path = space.settle(path)  # at the image size that the path chooses
+    stem, head = space.stem_layers, (*space.head_layers, *space.neck_layers)
+    names = [layer.ops[0] for layer in stem] + op_names(path, space) + [layer.ops[0] for layer in head]
+    layers: list[Layer] = [*stem, *space.layers, *head]
     parts: list[str] = []
     top = 40
     parts.append(_text(LEFT, top - 8, f"image {space.image_size}×{space.image_size}×{space.image_channels}", "note"))
@@ -62,8 +61,8 @@ def draw_path(path: Sequence[int], space: Space, title: str = "") -> Drawing:
         parts.append(_text(LEFT + WIDTH + 8, top + 15, f"{layer.out_size}²×{layer.out_channels}{stride}", "note"))
         top += ROW + GAP
     parts.append(f'<line class="stage" x1="8" x2="{LEFT + WIDTH + 110}" y1="{top - GAP / 2}" y2="{top - GAP / 2}"/>')
-    parts.append(_text(LEFT, top + 15, f"pool, FC {space.features} → {space.num_classes}", "note"))
-    label = title or f"a network of {space.name}"
+    pooled = "FC" if space.neck_layers else "pool, FC"  # the neck stands behind the pooling
+    parts.append(_text(LEFT, top + 15, f"{pooled} {space.features} → {space.num_classes}", "note"))
     return Drawing(
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {LEFT + WIDTH + 120} {top + 28}" '
         f'width="{LEFT + WIDTH + 120}" height="{top + 28}">\n<title>{escape(label)}</title>\n<style>{STYLE}</style>\n'

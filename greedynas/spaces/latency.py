@@ -1,8 +1,8 @@
-"""Latency tables: milliseconds by (layer, op) on one device, to price paths that nobody has run there.
+"""Latency tables: milliseconds by (layer, op) on one device, which predict the latency of any path there.
 
-A table is measured here (`timing.py`), or filled from timings of somebody else: a file in the format of ProxylessNAS
-(Cai et al., ICLR 2019) or one of our own tables, matched block by block. What has no timing stays empty, and a path that
-uses it cannot be priced.
+A table is measured by greedynas (`deploy/latency_measurement.py`), or filled from existing timings: a file in the
+format of ProxylessNAS (Cai et al., ICLR 2019) or one of our own tables, matched block by block. An entry without a
+timing stays empty, and a path that uses it cannot be priced.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from greedynas.spaces.space import Layer, Space
 
 MAX_JSON_BYTES = 20_000_000
 MAX_MS = 600_000.0  # ten minutes for one block: a larger number is an error of units
-NAMED = 8  # of a list of missing entries
+NAMED = 8  # missing entries that a message names
 IQR_OF_NORMAL = 1.349  # interquartile range over standard deviation
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():  # names from a file end up on the terminal
+    if not text.isprintable():  # names from a file are printed on the terminal
         raise ValueError("has characters that cannot be printed")
     return text
 
@@ -40,7 +40,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=MAX_MS, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Block:
-    """What a timing belongs to: an op between given shapes."""
+    """The key of a timing: an op between given shapes."""
 
     op: str
     in_channels: int
@@ -62,10 +62,10 @@ class Block:
         return f"{self.op} {size}x{size}x{self.in_channels} to {self.out_channels} channels{stride}"
 
     def width_apart(self, other: "Block") -> float | None:
-        """How far the widths of two blocks are apart (0: equal), or None where anything else differs.
+        """Return the distance between the widths of two blocks (0: equal), or None if anything else differs.
 
-        A block that keeps its shape has a residual connection, or, as an identity, does nothing at all: it stands for
-        no block that changes it.
+        A block that keeps its shape has a residual connection, or is an identity that does nothing, so its timing says
+        nothing about a block that changes the shape.
         """
         if (self.op, self.stride, self.in_size, self.keeps_shape) != (
             other.op,
@@ -79,20 +79,20 @@ class Block:
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
 
 class Entry(_Data):
-    """What one block takes."""
+    """The timing of one block."""
 
     ms: Milliseconds
     spread: Milliseconds = 0.0  # interquartile range
-    count: Annotated[int, Field(ge=0, le=2**53)] = 0  # timings behind it; 0 where nothing happens
-    borrowed: Text | None = None  # the block of another width whose timing this is
+    count: Annotated[int, Field(ge=0, le=2**53)] = 0  # number of timings; 0 for an op that does nothing
+    borrowed: Text | None = None  # the block of another width that this timing was taken from
 
 
 class Row(_Data):
-    """One layer as it lies in the space, with an entry for each of its ops; None where there is no timing."""
+    """One layer of the space, with an entry for each of its ops, or None if there is no timing."""
 
     where: Text
     in_channels: Annotated[int, Field(ge=1)]
@@ -103,7 +103,7 @@ class Row(_Data):
 
 
 class Fit(_Data):
-    """How well blocks and constant added up to the whole networks that the constant was fitted on."""
+    """The quality of the fit: how well blocks and constant add up to the networks that the constant was fitted on."""
 
     networks: Annotated[int, Field(ge=1)]
     median_error: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # relative
@@ -126,19 +126,21 @@ class LatencyTable(_Data):
     activation: Text
     device: Text
     backend: Text
-    threads: Annotated[int, Field(ge=1)] | None = None  # None: not known, or not a matter of threads
+    threads: Annotated[int, Field(ge=1)] | None = None  # None: unknown, or not applicable
     layers: Annotated[tuple[Row, ...], Field(min_length=1, max_length=4096)]
     fixed: Annotated[tuple[Row, ...], Field(min_length=1, max_length=256)]  # stem, head, classifier: one op each
-    constant_ms: Annotated[float, Field(ge=-MAX_MS, le=MAX_MS, allow_inf_nan=False)] = 0.0  # what blocks do not show
+    constant_ms: Annotated[float, Field(ge=-MAX_MS, le=MAX_MS, allow_inf_nan=False)] = (
+        0.0  # time of whole networks that single blocks do not show
+    )
     fit: Fit | None = None
 
     def __repr__(self) -> str:
         threads = "" if self.threads is None else f", {self.threads} thread{'s' * (self.threads > 1)}"
         missing = len(self.missing())
-        told = f", {missing} entries missing" if missing else ""
+        gaps = f", {missing} entries missing" if missing else ""
         return (
             f"LatencyTable({self.space!r} at {self.image_size} px, {len(self.layers)} layers: "
-            f"{self.backend} on {self.device}{threads}{told})"
+            f"{self.backend} on {self.device}{threads}{gaps})"
         )
 
     __str__ = __repr__
@@ -150,22 +152,25 @@ class LatencyTable(_Data):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for all tables of one space, image size and number of classes."""
+        """A hash that is the same for all tables of one space, image size and number of classes."""
         shapes = [(*_shape(row), *row.ops) for row in (*self.layers, *self.fixed)]
         return _digest(self.activation, shapes)
 
     def check(self, space: Space) -> None:
         """Raise if this table belongs to another space."""
+        refuse_sizes(space)
         if self.fingerprint == fingerprint(space):
             return
         mine = f"{self.space} at {self.image_size} px with {self.num_classes} classes"
         other = f"{space.name} at {space.image_size} px with {space.num_classes} classes"
         if mine == other:
-            raise GreedyNASError(f"the latency table is for another space that is called {self.space}, too")
-        raise GreedyNASError(f"the latency table is for {mine}, not for {other}: measure or import one for that")
+            raise GreedyNASError(
+                f"the latency table is for another space of the name {self.space}: measure or import one for this space"
+            )
+        raise GreedyNASError(f"the latency table is for {mine}, not for {other}: measure or import one for this space")
 
     def cost_table(self, space: Space) -> CostTable:
-        """The table that prices paths, in milliseconds; NaN where an entry is missing."""
+        """Return the costs of paths in milliseconds, with NaN for missing entries."""
         self.check(space)
         entries = np.full((len(space.layers), max(space.num_ops)), np.nan)
         for i, (row, layer) in enumerate(zip(self.layers, space.layers, strict=True)):
@@ -176,35 +181,36 @@ class LatencyTable(_Data):
         return CostTable(entries, fixed + self.constant_ms, space.num_ops)
 
     def price(self, path: Any, space: Space) -> float | None:
-        """Milliseconds of one path, or None where it uses an op without a timing."""
+        """Return the predicted milliseconds of one path, or None if it uses an op without a timing."""
         cost = float(self.cost_table(space)(space.check_paths([path]))[0])
         return None if math.isnan(cost) else cost
 
     def missing(self) -> list[str]:
-        """What has no timing, for people to read."""
+        """Return descriptions of the entries without a timing, for messages."""
         rows = [(f"layer {i}", row) for i, row in enumerate(self.layers)] + [(row.where, row) for row in self.fixed]
         return [f"{place} {Block.of(row, op)}" for place, row in rows for op, entry in row.ops.items() if entry is None]
 
     def borrowed(self) -> int:
-        """How many entries are timings of another width."""
+        """Return the number of entries whose timing is that of another width."""
         rows = (*self.layers, *self.fixed)
         return sum(entry is not None and entry.borrowed is not None for row in rows for entry in row.ops.values())
 
     def priceable_paths(self) -> int:
-        """How many paths use only ops with a timing."""
+        """Return the number of paths that use only ops with a timing."""
         return math.prod(sum(entry is not None for entry in row.ops.values()) for row in self.layers)
 
     def unpriceable_share(self) -> float:
-        """The share of all paths that use an op without a timing."""
+        """Return the share of all paths that use an op without a timing."""
         return 1 - self.priceable_paths() / math.prod(len(row.ops) for row in self.layers)
 
     def useless(self) -> str | None:
-        """Why no path at all can be priced, if that is so."""
+        """Return why no path at all can be priced, or None if some can."""
         rows = [(f"layer {i}", row) for i, row in enumerate(self.layers)] + [(row.where, row) for row in self.fixed]
         bare = [place for place, row in rows if all(entry is None for entry in row.ops.values())]
         return f"no path of {self.space} can be priced: no timing at all for {_listed(bare)}" if bare else None
 
     def save(self, file: Path) -> None:
+        """Write the table to a JSON file, which `load_latency_table` reads."""
         try:
             write_json(file, self.model_dump(mode="json"))
         except OSError as error:
@@ -235,19 +241,29 @@ def load_latency_table(source: str | Path | LatencyTable) -> LatencyTable:
     file = Path(source)
     text = _read(file)
     if not _is_json(text):
-        raise GreedyNASError(f"{file} is no latency table of ours; make one of it with greedynas latency import")
+        raise GreedyNASError(f"{file} is not a latency table of greedynas; convert it with greedynas latency import")
     return _parse_table(file, text)
 
 
+def refuse_sizes(space: Space) -> None:
+    """Raise a GreedyNASError for a space that chooses among image sizes: a latency table is for one."""
+    if space.sizes:
+        raise GreedyNASError(
+            f"a latency table is for one image size, and {space.name} chooses among {', '.join(map(str, space.sizes))}: "
+            f"choose one with --set image_size={space.sizes[-1]}"
+        )
+
+
 def fixed_layers(space: Space) -> tuple[Layer, ...]:
-    """What every path has: stem, head, and the classifier (pooling and `FC`) as a layer of its own."""
+    """Return the layers that every path has: stem, head, and the classifier (pooling and `FC`) as one layer."""
+    refuse_sizes(space)
     size = (*space.layers, *space.head_layers)[-1].out_size
     classifier = Layer("classifier", ("FC",), space.features, space.num_classes, 1, size)
-    return (*space.stem_layers, *space.head_layers, classifier)
+    return (*space.stem_layers, *space.head_layers, *space.neck_layers, classifier)
 
 
 def fingerprint(space: Space) -> str:
-    """What a table and a space must agree on: ops and shapes of all layers, and the activation."""
+    """Return a hash of what a table and a space must agree on: ops and shapes of all layers, and the activation."""
     return _digest(space.activation, [(*_shape(layer), *layer.ops) for layer in (*space.layers, *fixed_layers(space))])
 
 
@@ -266,7 +282,7 @@ def _entry(block: Block, layer: Layer, timings: Mapping[Block, Entry], nearest_w
         return timings.get(block)
     candidates = [(block.width_apart(other), str(other), other) for other in timings]
     near = [(apart, text, other) for apart, text, other in candidates if apart is not None]
-    # A borrowed timing says nothing about the width that it stands at.
+    # A borrowed timing says nothing about the width that it was borrowed for.
     near = [candidate for candidate in near if timings[candidate[2]].borrowed is None]
     if not near:
         return None
@@ -284,11 +300,11 @@ def _listed(items: list[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name as a table may hold it."""
+    """Return a name in a form that a table may hold: printable, with at most 200 characters."""
     return "".join(character if character.isprintable() else " " for character in name)[:200]
 
 
-# Files from others
+# Reading files
 
 
 def _read(file: Path) -> str:
@@ -296,7 +312,7 @@ def _read(file: Path) -> str:
         if not file.is_file():
             raise GreedyNASError(f"no such file: {file}")
         if file.stat().st_size > MAX_JSON_BYTES:
-            raise GreedyNASError(f"{file}: larger than {MAX_JSON_BYTES:,} bytes, that is no latency table")
+            raise GreedyNASError(f"{file} is not a latency table: it is larger than {MAX_JSON_BYTES:,} bytes")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise GreedyNASError(f"cannot read {file}: it is not text") from None
@@ -319,7 +335,7 @@ def fill(
     constant_ms: float = 0.0,
     fit: Fit | None = None,
 ) -> LatencyTable:
-    """Put timings in their places."""
+    """Return the latency table of a space, filled from timings of blocks."""
 
     def row(layer: Layer) -> Row:
         return Row(
@@ -350,4 +366,4 @@ def _parse_table(file: Path, text: str) -> LatencyTable:
     try:
         return LatencyTable.model_validate_json(text)
     except ValidationError as error:
-        raise GreedyNASError(f"{file} is no latency table: {first_problem(error).removeprefix(': ')}") from None
+        raise GreedyNASError(f"{file} is not a latency table: {first_problem(error).removeprefix(': ')}") from None

@@ -1,6 +1,6 @@
-"""One architecture in its forms: a tuple of op indices, op names, a compact string; and its canonical form.
+"""The forms of an architecture: a tuple of op indices, op names, a compact string; and its canonical form.
 
-Everything that stores or sends an architecture uses the tuple (a list in JSON). People see the names.
+Everything that stores or sends an architecture uses the tuple (a list in JSON). Names are shown to people.
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,8 +93,13 @@ def op_names(path: Sequence[int], space: Space) -> list[str]:
     return [layer.ops[op] for layer, op in zip(space.layers, path, strict=True)]
 
 
+def most_expensive(space: Space) -> OpPath:
+    """Return the path with the most multiply-adds: of every layer the most expensive op."""
+    return tuple(int(cells.argmax()) for cells in space.cost_tables["macs"].by_layer())
+
+
 def compact(path: Sequence[int], space: Space) -> str:
-    """Return the shortest text that `parse_path` reads: digits where every layer has at most ten ops, else indices with commas.
+    """Return the shortest text that `parse_path` reads: digits if no layer has over ten ops, else indices with commas.
 
     Args:
         path: A path.
@@ -112,16 +117,18 @@ def compact(path: Sequence[int], space: Space) -> str:
 
 
 def pretty(path: Sequence[int], space: Space) -> str:
-    """Op names with `|` between stages."""
+    """Return the op names of a path with `|` between stages."""
     names = iter(op_names(path, space))
-    return " | ".join(" ".join(next(names) for _ in range(stage.repeat)) for stage in space.stages)
+    size = f"{next(names)} | " if space.sizes else ""
+    return size + " | ".join(" ".join(next(names) for _ in range(stage.repeat)) for stage in space.stages)
 
 
 def canonical(path: Sequence[int], space: Space) -> OpPath:
-    """Return the one path that stands for all paths that are the same network.
+    """Return the path that represents all paths with the same network.
 
-    Where neither width nor resolution changes, an identity does nothing, so only the order of the other ops counts: they come first
-    and the identities last. Inside a supernet two such paths still use different weights.
+    Where neither width nor resolution changes, an identity does nothing, so only the order of the other ops matters:
+    they come first and the identities last. Inside a supernet, two such paths still use different weights. Around a
+    pretrained network, whose blocks differ from place to place, every path is a network of its own.
 
     Args:
         path: A path.
@@ -135,6 +142,8 @@ def canonical(path: Sequence[int], space: Space) -> OpPath:
         >>> greedynas.canonical((2, 0, 2, 0, 1, 2, 0, 1), greedynas.load_space("macro"))
         (2, 0, 2, 1, 0, 2, 1, 0)
     """
+    if space.base is not None:  # pretrained blocks differ from place to place
+        return tuple(path)
     result: list[int] = []
     for start, stop in _runs(space):
         layers = space.layers[start:stop]
@@ -148,7 +157,7 @@ def canonical(path: Sequence[int], space: Space) -> OpPath:
 
 @lru_cache
 def _runs(space: Space) -> list[tuple[int, int]]:
-    """Ranges of layers over which ops may move: neighbours that keep their shape; every other layer is alone."""
+    """Return the ranges of layers over which ops may move: neighbours that keep their shape; others are single."""
     runs: list[tuple[int, int]] = []
     for i, layer in enumerate(space.layers):
         if i and layer.keeps_shape and space.layers[i - 1].keeps_shape:
@@ -160,7 +169,7 @@ def _runs(space: Space) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=100_000)
 def _earliest(ops: tuple[str, ...], layers: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
-    """Place `ops` in order on the earliest layers that offer them, identities on the others; None if it cannot be done."""
+    """Place `ops` in order on the earliest layers that offer them, and identities on the others; None if impossible."""
     if not layers:
         return () if not ops else None
     here, later = layers[0], layers[1:]

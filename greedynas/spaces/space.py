@@ -11,6 +11,7 @@ A space is a YAML file or a few lines of Python:
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -22,25 +23,35 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
+from greedynas.runtime.registry import Registry
 from greedynas.runtime.yaml_files import read_yaml
+from greedynas.spaces.base_block import BaseBlock
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.colours import is_dark, op_colour
-from greedynas.spaces.costs import Costs, CostTable, IntArray, PricesPaths
+from greedynas.spaces.costs import Costs, CostTable, IntArray, PricesPaths, SizedCostTable
 from greedynas.spaces.feasible import sample_feasible
+from greedynas.spaces.memory import cost_tables_for
 from greedynas.spaces.ops import Cost, check_shape, is_nothing, linear_cost, op_cost, out_size, parse_op
 
 SPACES = Path(__file__).parent / "library"
 
-# Generous bounds: they keep a mistyped or hostile file from asking for absurd tensors.
+# Generous bounds: they keep a mistyped or hostile file from allocating absurdly large tensors.
 Channels = Annotated[int, Field(ge=1, le=8192)]
 Stride = Annotated[int, Field(ge=1, le=8)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 OpNames = Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
 MAX_LAYERS = 256
-MAX_PARAMS = 2**30  # of a supernet, 24 times as many as the paper's largest has
+AROUND = "timm:"  # before the name of a network, for the space around it
+# Readers of spaces around a base, called with where the base was named and the content of a space file.
+BASES: Registry[Callable[[str, dict[str, Any]], Any]] = Registry(
+    "base", {"timm": "greedynas.models.bases.timm_bases:read_space"}
+)
+IMAGE = "image"  # where the choice of an image size is
+MAX_PARAMS = 2**30  # of a supernet: 24 times as many as the paper's largest one has
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Fixed(_Data):
@@ -48,8 +59,9 @@ class Fixed(_Data):
 
     Attributes:
         op: The name of the op, such as "CONV_K3".
-        channels: The channels that come out of it.
+        channels: The output channels of it.
         stride: 1 or 2.
+        block: How the block of a pretrained network is built; None: as the name of the op says.
 
     Example:
         >>> import greedynas
@@ -60,16 +72,18 @@ class Fixed(_Data):
     op: str
     channels: Channels
     stride: Stride = 1
+    block: BaseBlock | None = None
 
 
 class Stage(_Data):
-    """Several layers of the same width, of which the first one has the stride.
+    """Several layers of the same width, the first of which has the stride.
 
     Attributes:
-        channels: The channels that come out of each layer.
-        repeat: How many layers there are.
+        channels: The output channels of each layer.
+        repeat: The number of layers.
         stride: The stride of the first one.
-        ops: The ops of this stage, where they are others than the space's own.
+        ops: The ops of this stage, if they differ from those of the space.
+        block: The block of a pretrained network that the ops are smaller versions of.
 
     Example:
         >>> import greedynas
@@ -81,6 +95,7 @@ class Stage(_Data):
     repeat: Annotated[int, Field(ge=1, le=64)] = 1
     stride: Stride = 1
     ops: OpNames | None = None
+    block: BaseBlock | None = None
 
     @field_validator("ops", mode="before")
     @classmethod
@@ -90,7 +105,7 @@ class Stage(_Data):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer in place, with the shapes that stem and stages give it; `ops` has one name where there is no choice."""
+    """One layer at its place, with its shapes; `ops` has a single name if there is no choice."""
 
     where: str  # "stem", "stage 2" or "head"
     ops: tuple[str, ...]
@@ -98,6 +113,7 @@ class Layer:
     out_channels: int
     stride: int
     in_size: int
+    block: BaseBlock | None = None  # of a pretrained network
 
     @property
     def out_size(self) -> int:
@@ -105,13 +121,15 @@ class Layer:
 
     @property
     def keeps_shape(self) -> bool:
-        return self.in_channels == self.out_channels and self.stride == 1
+        return self.in_channels == self.out_channels and self.stride == 1 and self.where != IMAGE
 
     def is_nothing(self, op: str) -> bool:
-        """Whether this op does nothing here: an identity that changes no shape."""
+        """Return whether this op does nothing here: an identity that does not change the shape."""
         return is_nothing(op, self.in_channels, self.out_channels, self.stride)
 
     def cost(self, op: str) -> Cost:
+        if self.block is not None and not self.is_nothing(op):
+            return self.block.cost(op, self.in_channels, self.out_channels, self.stride, self.in_size)
         return op_cost(op, self.in_channels, self.out_channels, self.stride, self.in_size)
 
 
@@ -124,12 +142,17 @@ class Space(_Data):
         name: The name.
         ops: The names of the ops that every layer can choose from.
         stages: The stages.
-        stem: Fixed layers before them.
-        head: Fixed layers behind them; pooling and a linear layer follow.
+        stem: Fixed layers before the stages.
+        head: Fixed layers after the stages; pooling and a linear layer follow.
         image_size: The height and width of images in pixels.
         image_channels: 1 or 3.
-        num_classes: The classes.
+        num_classes: The number of classes.
         activation: "relu" or "hard_swish", inside MB blocks.
+        base: The pretrained network that the space lies around, by its name in timm.
+        sizes: The image sizes that a path can choose from; the first op of a path is then its image size.
+        neck: A layer between pooling and classifier.
+        mean: The mean of each channel, of pixels in [0, 1], with which images are normalised; None: ImageNet's.
+        std: The standard deviation of each channel.
 
     Example:
         >>> import greedynas
@@ -146,7 +169,7 @@ class Space(_Data):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
-    ops: OpNames
+    ops: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]  # around a base: those of all stages
     stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=64)]
     stem: Annotated[tuple[Fixed, ...], Field(min_length=1, max_length=64)]
     head: Annotated[tuple[Fixed, ...], Field(max_length=64)] = ()
@@ -154,8 +177,14 @@ class Space(_Data):
     image_channels: Annotated[int, Field(ge=1, le=64)] = 3
     num_classes: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     activation: Literal["relu", "hard_swish"] = "relu"  # inside MB blocks; stem and head convolutions have ReLU
+    # Around a pretrained network, which may choose among image sizes (the first op of a path)
+    base: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,200}$")] | None = None  # its name in timm
+    sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(max_length=32)] = ()
+    neck: Fixed | None = None  # behind the pooling
+    mean: Annotated[tuple[Finite, ...], Field(max_length=64)] | None = None  # of pixels in [0, 1]; None: ImageNet's
+    std: Annotated[tuple[Annotated[Finite, Field(gt=0)], ...], Field(max_length=64)] | None = None
 
-    @field_validator("ops", "stages", "stem", "head", mode="before")
+    @field_validator("ops", "stages", "stem", "head", "sizes", "mean", "std", mode="before")
     @classmethod
     def _list_to_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
@@ -163,7 +192,7 @@ class Space(_Data):
     @field_validator("name")
     @classmethod
     def _printable(cls, value: str) -> str:
-        if not value.isprintable():  # names from a file end up on the terminal
+        if not value.isprintable():  # names from a file are printed on the terminal
             raise ValueError("has characters that cannot be printed")
         return value
 
@@ -171,19 +200,28 @@ class Space(_Data):
     def _can_be_built(self) -> Self:
         if sum(stage.repeat for stage in self.stages) > MAX_LAYERS:
             raise GreedyNASError(f"{self.name} has more than {MAX_LAYERS} layers")
-        for number, layer in enumerate((*self.stem_layers, *self.layers, *self.head_layers)):
+        self._check_sizes()
+        if (self.mean is None) != (self.std is None) or any(
+            values is not None and len(values) != self.image_channels for values in (self.mean, self.std)
+        ):
+            raise GreedyNASError(f"{self.name}: mean and std need {self.image_channels} values each")
+        for number, layer in enumerate((*self.stem_layers, *self.layers, *self.head_layers, *self.neck_layers)):
             place = f"{layer.where} (layer {number} of the network)"
             if len(set(layer.ops)) < len(layer.ops):
                 raise GreedyNASError(f"{place}: an op is listed twice")
             for op in layer.ops:
                 try:
-                    parse_op(op)
+                    if (parse_op(op).family == "PX") != (layer.where == IMAGE):
+                        raise GreedyNASError(f"{op} is an image size: list it in sizes")
                     check_shape(op, layer.in_channels, layer.out_channels, layer.stride)
+                    if layer.block is not None:
+                        layer.block.check(op, layer.in_channels)
                 except GreedyNASError as error:
                     raise GreedyNASError(f"{place}: {error}") from None
-        if self.image_size < self.total_stride:
+        smallest = min((self.image_size, *self.sizes))
+        if smallest < self.total_stride:
             raise GreedyNASError(
-                f"image_size {self.image_size} is too small: the strides of {self.name} divide it by {self.total_stride}; "
+                f"image_size {smallest} is too small: the strides of {self.name} divide it by {self.total_stride}; "
                 f"use at least {self.total_stride}"
             )
         table = self.cost_tables["params"]
@@ -191,58 +229,89 @@ class Space(_Data):
             raise GreedyNASError(f"all ops of {self.name} together have more than {MAX_PARAMS:,} parameters")
         return self
 
-    # What is where
+    def _check_sizes(self) -> None:
+        if not self.sizes:
+            return
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise GreedyNASError(f"{self.name}: sizes must rise, got {list(self.sizes)}")
+        if self.image_size != self.sizes[-1]:
+            raise GreedyNASError(f"{self.name}: image_size must be the largest of sizes, {self.sizes[-1]}")
+
+    # Layers and their shapes
 
     @cached_property
     def stem_layers(self) -> tuple[Layer, ...]:
+        """The layers before those that have a choice of ops."""
         return _place(self.stem, "stem", self.image_channels, self.image_size)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers with a choice: as many as a path has ops."""
+        """The layers that have a choice of ops, one for each op of a path."""
         layers: list[Layer] = []
+        if self.sizes:
+            names = tuple(f"PX{size}" for size in self.sizes)
+            layers.append(Layer(IMAGE, names, self.image_channels, self.image_channels, 1, self.image_size))
         channels, size = self.stem_layers[-1].out_channels, self.stem_layers[-1].out_size
         for number, stage in enumerate(self.stages):
             for i in range(stage.repeat):
                 stride = stage.stride if i == 0 else 1
-                layers.append(
-                    Layer(f"stage {number + 1}", stage.ops or self.ops, channels, stage.channels, stride, size)
-                )
+                ops = stage.ops or self.ops
+                layers.append(Layer(f"stage {number + 1}", ops, channels, stage.channels, stride, size, stage.block))
                 channels, size = stage.channels, out_size(size, stride)
         return tuple(layers)
 
     @cached_property
     def head_layers(self) -> tuple[Layer, ...]:
+        """The layers between those that have a choice of ops and the pooling."""
         return _place(self.head, "head", self.layers[-1].out_channels, self.layers[-1].out_size)
+
+    @cached_property
+    def neck_layers(self) -> tuple[Layer, ...]:
+        """The layer between pooling and classifier, if there is one: its images have one pixel."""
+        if self.neck is None:
+            return ()
+        return _place((self.neck,), "neck", (self.head_layers or self.layers)[-1].out_channels, 1)
 
     @property
     def features(self) -> int:
-        """Channels before the classifier."""
-        return (self.head_layers or self.layers)[-1].out_channels
+        """The number of channels before the classifier."""
+        return (self.neck_layers or self.head_layers or self.layers)[-1].out_channels
 
     @property
     def total_stride(self) -> int:
+        """The factor between the size of an image and that of the last feature maps."""
         return math.prod(layer.stride for layer in (*self.stem_layers, *self.layers, *self.head_layers))
 
     @property
     def num_ops(self) -> tuple[int, ...]:
+        """The number of ops to choose from in each layer."""
         return tuple(len(layer.ops) for layer in self.layers)
 
     @property
     def size(self) -> int:
-        """How many paths there are."""
+        """The number of paths."""
         return math.prod(self.num_ops)
 
     def adapt(
         self, num_classes: int | None = None, image_size: int | None = None, image_channels: int | None = None
     ) -> "Space":
-        """The same space for another number of classes, another image size, grey or coloured images."""
-        changes = {"num_classes": num_classes, "image_size": image_size, "image_channels": image_channels}
-        changes = {key: value for key, value in changes.items() if value is not None}
+        """Return the same space for another number of classes, another image size, grey or coloured images."""
+        given = {"num_classes": num_classes, "image_size": image_size, "image_channels": image_channels}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        if not changes:
+            return self
+        if "image_size" in changes:
+            changes["sizes"] = ()
         return _validated(self.name, {**self.model_dump(), **changes})
 
+    def settle(self, path: Sequence[int]) -> tuple["Space", tuple[int, ...]]:
+        """Return the space at the image size that a path chooses, and the path's other ops."""
+        if not self.sizes:
+            return self, tuple(path)
+        return self.adapt(image_size=self.sizes[path[0]]), tuple(path[1:])
+
     def to_yaml(self) -> str:
-        """The text of a file that `load_space` reads back as this space."""
+        """Return the text of a YAML file that `load_space` reads back as this space."""
         return yaml.safe_dump(
             self.model_dump(mode="json", exclude_none=True), sort_keys=False, default_flow_style=None, width=100
         )
@@ -256,13 +325,13 @@ class Space(_Data):
         budget: Budget | None = None,
         latency: PricesPaths | None = None,
     ) -> IntArray:
-        """n paths, i.i.d. uniform over all paths, or over those within the budget: int64 (n, layers).
+        """Return n paths drawn i.i.d. and uniformly from all paths, or from those within the budget: int64 (n, layers).
 
-        A limit on latency needs a table, and leaves out the paths that the table cannot price.
+        A limit on latency needs a latency table, and excludes the paths that the table cannot price.
         """
         if budget is None or not budget.limits():
             return rng.integers(0, self.num_ops, size=(n, len(self.layers)))
-        tables = self.cost_tables
+        tables = cost_tables_for(self, budget.limits())
         if "latency_ms" in budget.limits():
             if latency is None:
                 raise GreedyNASError("a latency limit needs a latency table")
@@ -270,25 +339,28 @@ class Space(_Data):
         return sample_feasible(tables, budget.limits(), n, rng)
 
     def costs(self, paths: Any) -> Costs:
-        """Multiply-adds and parameters of an array of paths (n, layers), to the integer."""
+        """Return the exact multiply-adds and parameters of an array of paths (n, layers)."""
         paths = self.check_paths(paths)
         return Costs(macs=self.cost_tables["macs"](paths), params=self.cost_tables["params"](paths))
 
     @cached_property
     def cost_tables(self) -> dict[str, CostTable]:
-        """`macs` and `params` by (layer, op)."""
+        """The cost tables `macs` and `params`, by (layer, op)."""
+        if self.sizes:
+            at_sizes = [self.adapt(image_size=size).cost_tables for size in self.sizes]
+            return {cost: SizedCostTable.of([tables[cost] for tables in at_sizes]) for cost in ("macs", "params")}
         entries = np.zeros((2, len(self.layers), max(self.num_ops)), dtype=np.int64)
         for i, layer in enumerate(self.layers):
             for j, op in enumerate(layer.ops):
                 entries[:, i, j] = layer.cost(op)
-        shared = [layer.cost(layer.ops[0]) for layer in (*self.stem_layers, *self.head_layers)]
+        shared = [layer.cost(layer.ops[0]) for layer in (*self.stem_layers, *self.head_layers, *self.neck_layers)]
         shared.append(linear_cost(self.features, self.num_classes))
         return {
             "macs": CostTable(entries[0], sum(cost.macs for cost in shared), self.num_ops),
             "params": CostTable(entries[1], sum(cost.params for cost in shared), self.num_ops),
         }
 
-    # What people see
+    # Display
 
     def __repr__(self) -> str:
         ops = sorted(set(self.num_ops))
@@ -304,7 +376,7 @@ class Space(_Data):
     def _repr_html_(self) -> str:
         rows = [
             (layer.where, f"{layer.in_size}²×{layer.in_channels}", f"{layer.out_size}²×{layer.out_channels}", layer.ops)
-            for layer in (*self.stem_layers, *self.layers, *self.head_layers)
+            for layer in (*self.stem_layers, *self.layers, *self.head_layers, *self.neck_layers)
         ]
         body = "".join(
             f"<tr><td>{where}</td><td>{before}</td><td>{after}</td><td>{' '.join(map(_label, ops))}</td></tr>"
@@ -314,7 +386,7 @@ class Space(_Data):
         return f"<table><caption>{escape(repr(self))}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
 
     def check_paths(self, paths: Any) -> IntArray:
-        """Any array-like of paths as int64 (n, layers), with every index in range."""
+        """Return any array-like of paths as int64 (n, layers); raise if an index is out of range."""
         array = np.asarray(paths)
         if array.ndim != 2 or array.shape[1] != len(self.layers) or not np.issubdtype(array.dtype, np.integer):
             raise GreedyNASError(
@@ -328,7 +400,7 @@ class Space(_Data):
 
 
 def space_names() -> list[str]:
-    """Return the names of the spaces that ship.
+    """Return the names of the built-in spaces.
 
     Returns:
         The names, which `load_space` and `--space` take.
@@ -345,7 +417,8 @@ def load_space(source: str | Path | Space) -> Space:
     """Return a space by name or from a YAML file.
 
     Args:
-        source: The name of a space that ships, a YAML file, or a `Space`, which is returned as it is.
+        source: The name of a built-in space, a YAML file, "timm:NAME" for the space around a network of timm, or a `Space`,
+            which is returned unchanged.
 
     Returns:
         The space.
@@ -362,6 +435,8 @@ def load_space(source: str | Path | Space) -> Space:
         return source
     if str(source) in space_names():
         return _read(SPACES / f"{source}.yaml")
+    if str(source).startswith(AROUND):
+        return BASES["timm"](str(source), {"base": str(source).removeprefix(AROUND)})
     file = Path(source)
     if file.is_file():
         return _read(file)
@@ -371,7 +446,10 @@ def load_space(source: str | Path | Space) -> Space:
 
 
 def _read(file: Path) -> Space:
-    return _validated(str(file), read_yaml(file, "space file"))
+    data = read_yaml(file, "space file")
+    if "base" in data and "stages" not in data:
+        return BASES["timm"](str(file), data)
+    return _validated(str(file), data)
 
 
 def _validated(source: str, data: dict[str, Any]) -> Space:
@@ -392,6 +470,6 @@ def _label(op: str) -> str:
 def _place(fixed: tuple[Fixed, ...], where: str, channels: int, size: int) -> tuple[Layer, ...]:
     layers = []
     for layer in fixed:
-        layers.append(Layer(where, (layer.op,), channels, layer.channels, layer.stride, size))
+        layers.append(Layer(where, (layer.op,), channels, layer.channels, layer.stride, size, layer.block))
         channels, size = layer.channels, out_size(size, layer.stride)
     return tuple(layers)

@@ -1,4 +1,4 @@
-"""Networks with a name, and reading an architecture from whatever a person writes."""
+"""Known networks by name, and parsing of an architecture in any of its forms."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -45,15 +45,16 @@ def known_networks() -> dict[str, KnownNetwork]:
         >>> sorted(greedynas.known_networks())
         ['greedynas-a', 'greedynas-b', 'greedynas-c', 'proxyless-r']
     """
-    text = (Path(__file__).parent / "zoo.yaml").read_text(encoding="utf-8")
+    entries = yaml.safe_load((Path(__file__).parent / "zoo.yaml").read_text(encoding="utf-8"))
+    homes = {name: load_space(name) for name in {entry["space"] for entry in entries.values()}}
     return {
-        name: KnownNetwork(name, entry["space"], parse_path(entry["ops"], load_space(entry["space"])))
-        for name, entry in yaml.safe_load(text).items()
+        name: KnownNetwork(name, entry["space"], parse_path(entry["ops"], homes[entry["space"]]))
+        for name, entry in entries.items()
     }
 
 
 def resolve(path: Any, space: Space | None = None) -> tuple[Space, OpPath]:
-    """A known name, op names, digits or indices -> (space, path). A known name brings its space where none is given."""
+    """Return the space and the path of a known name, op names, digits or indices; a known name implies its space."""
     if isinstance(path, str) and (known := known_networks().get(path.strip().lower())):
         home = load_space(known.space)
         if space is None:
@@ -69,7 +70,7 @@ def resolve(path: Any, space: Space | None = None) -> tuple[Space, OpPath]:
 
 
 def _looks_like_a_name(text: str) -> bool:
-    """One word that is neither an op nor indices: `greedynas-d` rather than `MB3_K3` or `0123`."""
+    """Return whether a text is one word, but neither an op nor indices: `greedynas-d`, not `MB3_K3` or `0123`."""
     words = text.split()
     if len(words) != 1 or not text.strip()[0].isalpha() or "," in text:
         return False

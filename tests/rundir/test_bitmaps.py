@@ -13,6 +13,6 @@ def test_bits_survive_the_round_trip(count):
 
 
 @pytest.mark.parametrize(("text", "says"), [("/w==", "has 1 bytes, 9 bits need 2"), ("no!", "is not base64")])
-def test_other_texts_are_refused(text, says):
+def test_invalid_texts_are_refused(text, says):
     with pytest.raises(ValueError, match=says):
         unpack_bits(text, 9)

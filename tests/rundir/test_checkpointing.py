@@ -1,4 +1,4 @@
-"""Checkpoints beside the training, and the signals that end one."""
+"""Checkpoints that are written during training, signals that end a training, and out-of-memory errors."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from greedynas.greedy.recorder import Recorder
 from greedynas.rundir import checkpointing, checkpoints
 from greedynas.rundir.checkpoints import Checkpoints, copied
 from greedynas.runtime import signals
-from greedynas.runtime.memory import is_out_of_memory, largest_that_fits, telling_what_fits
+from greedynas.runtime.memory import is_out_of_memory, largest_that_fits, suggesting_what_fits
 from tests.helpers.training import new_run, same_tensors, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def slow_writes(monkeypatch):
-    """The disk answers when it is let, and writes happen in another thread."""
+    """Make every write wait for an event, and record the threads that write."""
     gate, threads = threading.Event(), []
     save = Checkpoints.save
 
@@ -45,7 +45,7 @@ def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkey
     def watched(self, path=None):
         due(self, path)
         steps.append(self.journal.state.step)
-        if len(steps) == 7:  # three steps after the first checkpoint was begun
+        if len(steps) == 7:  # three steps after the first checkpoint was started
             assert len(threads) == 1
             gate.set()
 
@@ -54,18 +54,18 @@ def test_training_does_not_wait_for_the_disk(data, tmp_path, slow_writes, monkey
     with new_run(tmp_path / "slow", **settings) as run:
         train(data, run=run, **settings)
         assert threading.main_thread() not in threads
-        assert len(threads) == 3  # of steps 4 and 8, and at the end
+        assert len(threads) == 3  # after steps 4 and 8, and at the end
         slow = run.load_checkpoint()
     monkeypatch.undo()
     with new_run(tmp_path / "quick", **settings) as run:
         train(data, run=run, **settings)
         quick = run.load_checkpoint()
-    assert same_tensors(slow[0], quick[0])  # of the step that it names, not of a later one
+    assert same_tensors(slow[0], quick[0])  # the state of the step in its name, not of a later one
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def test_a_checkpoint_is_of_one_moment(data, tmp_path, slow_writes):
-    """While the first one is being written, training changes weights and lists."""
+def test_a_checkpoint_holds_the_state_of_one_step(data, tmp_path, slow_writes):
+    """Check a checkpoint that is written while training changes weights and lists."""
     gate, _ = slow_writes
     threading.Timer(0.3, gate.set).start()
     with new_run(tmp_path, checkpoint_steps=5, max_epochs=3) as run:
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_of_one_moment(data, tmp_path, slow_writes):
     assert {step: state["optimization_images"] for step, state in states.items()} == {12: 120, 10: 100}
 
 
-def test_by_the_clock_one_is_begun_only_when_the_last_is_done(data, tmp_path, slow_writes):
+def test_a_checkpoint_by_time_starts_only_after_the_previous_one_is_written(data, tmp_path, slow_writes):
     gate, threads = slow_writes
     threading.Timer(0.5, gate.set).start()
     with new_run(tmp_path, checkpoint_minutes=1e-9, max_epochs=3) as run:
@@ -88,7 +88,7 @@ def test_by_the_clock_one_is_begun_only_when_the_last_is_done(data, tmp_path, sl
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_a_write_that_fails_is_told_after_the_next_step(data, tmp_path, monkeypatch, number):
+def test_a_write_that_fails_is_raised_after_the_next_step(data, tmp_path, monkeypatch, number):
     def failing(_):
         raise OSError(number, os.strerror(number))
 
@@ -97,12 +97,12 @@ def test_a_write_that_fails_is_told_after_the_next_step(data, tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", failing)
     with run, pytest.raises(GreedyNASError, match=f"cannot write the checkpoint .*{os.strerror(number)}") as error:
         train(data, run=run, **settings)
-    assert "the one before is kept" in str(error.value)
+    assert "the previous one is kept" in str(error.value)
     assert "\n" not in str(error.value)
-    assert not list(run.supernet.glob("*"))  # nor half a file
+    assert not list(run.supernet.glob("*"))  # no partial file is left
 
 
-def test_what_is_copied_does_not_change():
+def test_copies_of_tensors_do_not_change():
     tensors = {
         "a": torch.ones(3, 4, 2, 2).to(memory_format=torch.channels_last),
         "b": torch.arange(3),
@@ -123,7 +123,7 @@ def test_what_is_copied_does_not_change():
 
 
 def signalled(data, folder, number, at=5, **settings):
-    """A training that gets a signal after a step."""
+    """Run a training that gets a signal after a step."""
     due = checkpointing.Checkpointing.if_due
 
     def watched(self, path=None):
@@ -145,7 +145,7 @@ def test_a_signal_ends_a_training_with_a_checkpoint(data, tmp_path, number, code
     with pytest.raises(signals.Stopped) as stop:
         signalled(data, tmp_path / "stopped", number, max_epochs=3)
     assert stop.value.exit_code == code
-    assert "a checkpoint of step 5 is written; the same command again goes on from there" in str(stop.value)
+    assert "a checkpoint of step 5 is written; give the same command again to resume from there" in str(stop.value)
     assert [signal.getsignal(one) for one in signals.SIGNALS] == handlers
     results = []
     for name in ("stopped", "whole"):
@@ -159,12 +159,12 @@ def test_a_signal_ends_a_training_with_a_checkpoint(data, tmp_path, number, code
 
 def get(number):
     os.kill(os.getpid(), number)
-    time.sleep(1)  # Python looks for signals between two steps of its own
+    time.sleep(1)  # Python handles signals between two bytecode instructions
 
 
-def test_a_signal_elsewhere_ends_at_once():
+def test_a_signal_outside_of_training_ends_the_process_at_once():
     with (
-        pytest.raises(signals.Stopped, match="stopped by SIGTERM; what is finished is kept"),
+        pytest.raises(signals.Stopped, match="stopped by SIGTERM; finished work is kept"),
         signals.signals_caught(),
     ):
         get(signal.SIGTERM)
@@ -175,8 +175,8 @@ def test_a_signal_after_the_last_step_is_not_lost():
         get(signal.SIGTERM)
 
 
-def test_a_fault_that_the_signal_has_caused_is_not_told_as_one(data, tmp_path, monkeypatch):
-    """A scheduler sends it to every process: one that a step needs may be gone before the step is over."""
+def test_an_error_that_the_signal_has_caused_is_not_reported_as_an_error(data, tmp_path, monkeypatch):
+    """Check a step that fails because a scheduler has sent the signal to a process that the step needs."""
     monkeypatch.setattr(Recorder, "step", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), 1 / 0))
     with pytest.raises(signals.Stopped, match="the last checkpoint is kept"), signals.signals_caught():  # noqa: SIM117
         with new_run(tmp_path, max_epochs=1) as run:
@@ -185,7 +185,7 @@ def test_a_fault_that_the_signal_has_caused_is_not_told_as_one(data, tmp_path, m
 
 
 class SwallowsSignals:
-    """As C code in torch and safetensors can: what a signal raises in the middle of it becomes an error of its own."""
+    """A stand-in for C code of torch and safetensors, which may turn a signal's exception into its own error."""
 
     def __init__(self, *_, **__):
         try:
@@ -194,7 +194,7 @@ class SwallowsSignals:
             raise TypeError("could not determine the shape") from None
 
 
-def test_a_checkpoint_is_not_damaged_because_a_signal_came_while_it_was_read(tmp_path, monkeypatch, caplog):
+def test_a_checkpoint_is_not_reported_as_damaged_if_a_signal_interrupts_its_reading(tmp_path, monkeypatch, caplog):
     saved = Checkpoints(tmp_path)
     saved.save(1, {"weight": torch.ones(2)}, {"step": 1})
     with monkeypatch.context() as patch:
@@ -205,15 +205,15 @@ def test_a_checkpoint_is_not_damaged_because_a_signal_came_while_it_was_read(tmp
     assert saved.load()[1] == {"step": 1}
 
 
-def test_a_fault_made_of_a_signal_is_told_as_the_signal():
+def test_an_error_made_of_a_signal_is_reported_as_the_signal():
     with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
         SwallowsSignals()
-    with pytest.raises(ZeroDivisionError), signals.signals_caught():  # it is forgotten afterwards
+    with pytest.raises(ZeroDivisionError), signals.signals_caught():  # the signal is forgotten afterwards
         1 / 0  # noqa: B018
 
 
 def test_a_signal_waits_for_the_exporter(monkeypatch):
-    """Within its C++ code, an exception that comes from outside ends the process by an abort."""
+    """Check that no exception of a signal interrupts the exporter's C++ code, which would abort the process."""
     reached = []
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: (get(signal.SIGTERM), reached.append("the end")))
     with pytest.raises(signals.Stopped, match="stopped by SIGTERM"), signals.signals_caught():
@@ -222,7 +222,7 @@ def test_a_signal_waits_for_the_exporter(monkeypatch):
 
 
 def test_ignored_signals_stay_ignored():
-    """`nohup`, and background jobs of shells."""
+    """Check signals that `nohup` and background jobs of shells ignore."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with signals.signals_caught():
@@ -245,26 +245,26 @@ def too_large(most):
 
 
 @pytest.mark.parametrize(("most", "fits"), [(64, 64), (63, 32), (1, None)])
-def test_the_largest_batch_that_fits(most, fits):
+def test_the_largest_batch_that_fits_is_found(most, fits):
     assert largest_that_fits(64, too_large(most)) == fits
 
 
-def test_out_of_memory_says_what_fits():
+def test_an_out_of_memory_error_says_what_fits():
     with (
         pytest.raises(GreedyNASError, match=r"train\.batch_size = 64; 16 fits here: set train\.batch_size=16"),
-        telling_what_fits("train.batch_size", 64, too_large(20), "lower something else"),
+        suggesting_what_fits("train.batch_size", 64, too_large(20), "lower something else"),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with (
-        pytest.raises(GreedyNASError, match="64 fits alone: lower something else"),
-        telling_what_fits("train.batch_size", 64, too_large(100), "lower something else"),
+        pytest.raises(GreedyNASError, match="64 fits by itself: lower something else"),
+        suggesting_what_fits("train.batch_size", 64, too_large(100), "lower something else"),
     ):
         torch.empty(2**60)
-    with pytest.raises(ZeroDivisionError), telling_what_fits("x", 64, too_large(1), ""):
+    with pytest.raises(ZeroDivisionError), suggesting_what_fits("x", 64, too_large(1), ""):
         1 / 0  # noqa: B018
 
 
-def test_what_a_failed_step_held_is_free_before_it_is_tried_again():
+def test_the_memory_of_a_failed_step_is_freed_before_the_next_trial():
     import weakref
 
     held = []
@@ -277,11 +277,11 @@ def test_what_a_failed_step_held_is_free_before_it_is_tried_again():
     def trial(_):
         assert held[0]() is None
 
-    with pytest.raises(GreedyNASError, match="fits alone"), telling_what_fits("x", 4, trial, ""):
+    with pytest.raises(GreedyNASError, match="fits by itself"), suggesting_what_fits("x", 4, trial, ""):
         step()
 
 
-def test_what_is_out_of_memory():
+def test_out_of_memory_errors_are_recognised():
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60)
     assert is_out_of_memory(error.value)

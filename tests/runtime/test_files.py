@@ -21,7 +21,7 @@ def test_a_write_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
     assert json.loads(file.read_text()) == {"version": 2}
 
 
-def test_records_are_cut_back_to_a_remembered_length(tmp_path):
+def test_records_are_truncated_to_a_stored_length(tmp_path):
     file = tmp_path / "metrics.jsonl"
     records = Records(file)
     records.write(step=1)
@@ -29,22 +29,22 @@ def test_records_are_cut_back_to_a_remembered_length(tmp_path):
     records.write(step=2)
     records.flush()
     with file.open("ab") as handle:
-        handle.write(b'{"step": 3, "los')  # what a crash leaves
+        handle.write(b'{"step": 3, "los')  # a line that a crash has cut
     again = Records(file, length)
     again.write(step=2.5)
     again.flush()
     assert [json.loads(line) for line in file.read_text().splitlines()] == [{"step": 1}, {"step": 2.5}]
 
 
-def test_records_shorter_than_remembered_are_not_padded(tmp_path):
-    """Metrics that were lost (the file deleted, say) must not be padded with zero bytes."""
+def test_records_that_are_shorter_than_stored_are_not_padded(tmp_path):
+    """Check that lost metrics (such as a deleted file) are not replaced by zero bytes."""
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n')
     Records(file, 500).flush()
     assert file.read_bytes() == b'{"step": 1}\n'
 
 
-def test_arrays_of_strangers_are_read_without_pickles_and_within_limits(tmp_path, monkeypatch):
+def test_untrusted_arrays_are_read_without_pickles_and_within_limits(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "good.npz", a=np.arange(3), b=np.zeros((2, 2)))
     assert read_arrays(tmp_path / "good.npz", ["a"])["a"].tolist() == [0, 1, 2]
     np.savez_compressed(tmp_path / "pickle.npz", a=np.array([print], dtype=object))
@@ -57,7 +57,7 @@ def test_arrays_of_strangers_are_read_without_pickles_and_within_limits(tmp_path
         read_arrays(tmp_path / "bomb.npz", ["a"])
 
 
-def test_a_full_disk_leaves_no_half_of_a_file_and_says_which(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file_and_the_error_names_the_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 

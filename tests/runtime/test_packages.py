@@ -4,13 +4,13 @@ from greedynas import GreedyNASError
 from greedynas.runtime.packages import require_packages
 
 
-def test_packages_that_are_there_are_fine():
+def test_installed_packages_are_accepted():
     require_packages("this", {})
     require_packages("this", {"json": "json", "os.path": "os"})
 
 
 @pytest.mark.parametrize(
-    ("packages", "told"),
+    ("packages", "message"),
     [
         (
             {"json": "json", "no_such": "no-such>=1"},
@@ -22,7 +22,7 @@ def test_packages_that_are_there_are_fine():
         ),
     ],
 )
-def test_packages_that_are_missing_are_one_line_with_a_command(packages, told):
+def test_missing_packages_are_one_line_with_a_command(packages, message):
     with pytest.raises(GreedyNASError) as error:
         require_packages("this", packages)
-    assert str(error.value) == told
+    assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""Registries: what ships, what plugins add, what installed packages offer, and one line for all that goes wrong."""
+"""Registries: built-in implementations, those of plugins and of installed packages, and errors in one line."""
 
 import sys
 from textwrap import dedent
@@ -19,18 +19,18 @@ def new_registry(kind="sampler"):
 
 
 def function():
-    """Something to register."""
+    """Do nothing; this is a function to register."""
 
 
 @pytest.mark.parametrize("registry", [SAMPLERS, SEARCHERS, BN_MODES, CALLBACKS, EXPERIMENTS], ids=lambda one: one.kind)
-def test_everything_that_ships_can_be_loaded(registry):
+def test_every_builtin_implementation_can_be_loaded(registry):
     assert registry.names()
     for name in registry.names():
         assert name in registry
         assert callable(registry[name])
 
 
-def test_by_name():
+def test_implementations_are_found_by_name():
     import os.path
 
     registry = new_registry()
@@ -45,26 +45,26 @@ def test_by_name():
 def test_an_unknown_name_lists_all_of_them():
     registry = new_registry("BatchNorm mode")
     registry.register("mine", function)
-    told = r"^unknown BatchNorm mode 'jion' \(did you mean 'join'\?\); known: join, split, mine \(those of a plugin need --plugin MODULE\)$"
-    with pytest.raises(GreedyNASError, match=told):
+    message = r"^unknown BatchNorm mode 'jion' \(did you mean 'join'\?\); known: join, split, mine \(those of a plugin need --plugin MODULE\)$"
+    with pytest.raises(GreedyNASError, match=message):
         registry["jion"]
-    with pytest.raises(GreedyNASError, match=told):
+    with pytest.raises(GreedyNASError, match=message):
         raise registry.unknown("jion")
 
 
-def test_a_name_is_taken_once():
+def test_a_name_can_be_registered_only_once():
     registry = new_registry()
     registry.register("mine", function)
     for name in ("join", "mine"):
         with pytest.raises(GreedyNASError, match=f"there is already a sampler named '{name}'"):
             registry.register(name, lambda: None)
     assert registry["mine"] is function
-    registry["split"]  # loaded by now
+    registry["split"]  # loaded from now on
     with pytest.raises(GreedyNASError, match="there is already a sampler named 'split'"):
         registry.register("split", function)
 
 
-def test_a_module_that_is_run_again_may_register_what_it_defines():
+def test_a_module_that_runs_again_may_register_its_definitions_again():
     registry, found = new_registry(), []
     for _ in range(2):
         space = {"__name__": "a_notebook"}
@@ -74,12 +74,12 @@ def test_a_module_that_is_run_again_may_register_what_it_defines():
     assert registry.names() == ["join", "split", "mine"]
 
 
-def test_as_a_decorator():
+def test_registering_works_as_a_decorator():
     registry = new_registry()
 
     @registering(registry, "decorated", None)
     def decorated():
-        """Something."""
+        """Do nothing."""
 
     assert registering(registry, "given", function) is function
     assert registry["decorated"] is decorated
@@ -91,7 +91,7 @@ def test_as_a_decorator():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package that offers samplers, as an installer would lay it down."""
+    """Create an installed package that offers samplers."""
     (tmp_path / "offering.py").write_text("def good():\n    return 7\n")
     (tmp_path / "crashing.py").write_text("raise RuntimeError('first line\\nsecond line')\n")
     points = """
@@ -118,10 +118,10 @@ def test_entry_points_of_installed_packages(installed):
 
     registry = new_registry()
     assert "good" in registry
-    assert "offering" not in sys.modules  # nothing is imported before it is asked for
+    assert "offering" not in sys.modules  # nothing is imported before it is used
     assert registry["good"]() == 7
     assert registry.names() == ["join", "split", "good", "lost", "crashing"]
-    assert registry["join"] is os.path.join  # what ships comes first
+    assert registry["join"] is os.path.join  # built-in implementations come first
     assert new_registry("BatchNorm mode")["mode"]() == 7
     assert "good" not in new_registry("searcher")
     with pytest.raises(GreedyNASError, match="there is already a sampler named 'lost'"):
@@ -129,18 +129,18 @@ def test_entry_points_of_installed_packages(installed):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("lost", "the sampler 'lost' of offering:lost cannot be loaded: AttributeError: "),
         ("crashing", "the sampler 'crashing' of crashing:thing cannot be loaded: RuntimeError: first line second line"),
     ],
 )
-def test_entry_points_that_cannot_be_loaded_are_one_line(installed, name, told):
+def test_entry_points_that_cannot_be_loaded_are_one_line(installed, name, message):
     registry = new_registry()
     assert name in registry
     with pytest.raises(GreedyNASError) as error:
         registry[name]
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
@@ -163,7 +163,7 @@ SAMPLERS.register("{name}", {name})
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch, registered):
-    """Writes a plugin into the current directory; what it does to this process is undone."""
+    """Return a function that writes a plugin into the current directory; its effects on this process are undone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(SAMPLERS, "_found", dict(SAMPLERS._found))
@@ -179,13 +179,13 @@ def plugin(tmp_path, monkeypatch, registered):
             del sys.modules[name]
 
 
-def test_a_module_of_the_current_directory(plugin):
+def test_a_module_in_the_current_directory_is_loaded(plugin):
     load_plugin(plugin("plugin_module", PLUGIN.format(name="of_a_module")))
     assert callable(SAMPLERS["of_a_module"])
-    load_plugin("plugin_module")  # twice is once
+    load_plugin("plugin_module")  # loading it again has no effect
 
 
-def test_a_file(plugin, tmp_path):
+def test_a_file_is_loaded(plugin, tmp_path):
     plugin("plugin_file", PLUGIN.format(name="of_a_file"))
     load_plugin(str(tmp_path / "plugin_file.py"))
     assert callable(SAMPLERS["of_a_file"])
@@ -194,7 +194,7 @@ def test_a_file(plugin, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".py"])
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import nowhere_to_be_found", "cannot be imported: No module named 'nowhere_to_be_found'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
@@ -205,17 +205,17 @@ def test_a_file(plugin, tmp_path):
          "there is already a sampler named 'greedy'"),
     ],
 )  # fmt: skip
-def test_plugins_that_cannot_be_imported_are_one_line(plugin, text, told, suffix):
+def test_plugins_that_cannot_be_imported_are_one_line(plugin, text, message, suffix):
     name = f"{plugin('plugin_broken', text)}{suffix}"
     with pytest.raises(GreedyNASError) as error:
         load_plugin(name)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("plugin_nowhere", "the plugin plugin_nowhere cannot be imported: No module named 'plugin_nowhere'"),
         ("plugin_nowhere.py", "there is no plugin plugin_nowhere.py"),
@@ -223,8 +223,8 @@ def test_plugins_that_cannot_be_imported_are_one_line(plugin, text, told, suffix
         ("a b", "No module named 'a b'"),
     ],
 )
-def test_plugins_that_are_not_there_are_one_line(plugin, name, told):
+def test_missing_plugins_are_one_line(plugin, name, message):
     with pytest.raises(GreedyNASError) as error:
         load_plugin(name)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -17,7 +17,7 @@ def test_a_stream_is_a_function_of_its_key(seed, purpose, counters):
     assert (stream(seed, purpose + "x", *counters).random(8) != first).all()
 
 
-def test_streams_leave_the_global_generators_alone():
+def test_streams_do_not_change_the_global_generators():
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     stream(0, "paths").random()
     torch.randn(2, generator=torch_stream(0, "weights"))

@@ -19,14 +19,14 @@ from greedynas.spaces.budget import parse_count, parse_latency
         ("42", 42),
     ],
 )
-def test_counts_as_people_write_them(text, value):
+def test_counts_are_read_with_their_units(text, value):
     assert parse_count(text) == value
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("80ms", 80), ("80", 80), ("0.08s", 80), ("900us", 0.9), ("12.5 ms", 12.5)]
 )
-def test_latencies_as_people_write_them(text, value):
+def test_latencies_are_read_with_their_units(text, value):
     assert parse_latency(text) == pytest.approx(value)
 
 

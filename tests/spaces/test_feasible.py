@@ -1,4 +1,4 @@
-"""Limits on latencies, against exact decimal arithmetic over all paths."""
+"""Limits on latencies, compared with exact decimal arithmetic over all paths."""
 
 import itertools
 from decimal import Decimal
@@ -31,7 +31,7 @@ def priced(cells, fixed):
 
 @st.composite
 def limited(draw):
-    """A table of decimal latencies, and limits that are the costs of some of its paths, or one digit beside them."""
+    """Draw a table of decimal latencies, and limits that equal costs of some paths, or differ by one digit."""
     digit = Decimal(1).scaleb(-draw(st.integers(0, 9)))
     cell = st.integers(0, draw(st.sampled_from([3, 40, 10**6]))).map(lambda number: number * digit)
     row = st.lists(cell, min_size=1, max_size=3).flatmap(
@@ -60,14 +60,14 @@ TENTHS = [[Decimal("0.1"), Decimal("0.3")]] * 8
 @example(
     (*priced([[Decimal("0.067"), Decimal("0.066")]], Decimal(0)), Decimal("0.067"), None)
 )  # 0.067 * 1e9 > 67000000
-def test_a_path_exactly_at_a_latency_limit_keeps_it(case):
+def test_a_path_exactly_at_a_latency_limit_is_within_it(case):
     table, paths, costs, low, high = case
     exact = [cost is not None and (low is None or cost >= low) and (high is None or cost <= high) for cost in costs]
     limits = {"latency_ms": tuple(None if limit is None else float(limit) for limit in (low, high))}
     tables = {"latency_ms": table}
     assert within(tables, limits, paths).tolist() == exact
-    told = table(paths)  # the same number as is compared, whatever the order of the layers
-    assert [None if np.isnan(cost) else cost for cost in told] == [
+    shown = table(paths)  # the same numbers as those that are compared, whatever the order of the layers
+    assert [None if np.isnan(cost) else cost for cost in shown] == [
         None if cost is None else float(cost) for cost in costs
     ]
     expected = {tuple(path) for path in paths[exact].tolist()}
@@ -80,7 +80,7 @@ def test_a_path_exactly_at_a_latency_limit_keeps_it(case):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_search_finds_the_path_that_takes_exactly_as_long_as_it_may(seed):
+def test_a_search_finds_the_path_with_exactly_the_allowed_latency(seed):
     rng = np.random.default_rng(seed)
     tenths = rng.integers(1, 9, (8, 3))
     latency = CostTable(tenths / 10, 0.3, MACRO.num_ops)
@@ -94,9 +94,9 @@ def test_a_search_finds_the_path_that_takes_exactly_as_long_as_it_may(seed):
     assert initial_population(task, [dearest], 1, rng) == ([dearest], 1)
     result = search(MACRO, lambda paths: [0.5] * len(paths), budget, latency=latency, generations=60)
     assert {entry.path for entry in result.found} == feasible
-    told = task.tables["latency_ms"](np.array([entry.path for entry in result.found]))
-    assert told.max() == budget.max_latency_ms
-    assert told.min() == min(costs[costs >= most - 3]) / 10 >= budget.min_latency_ms
+    latencies = task.tables["latency_ms"](np.array([entry.path for entry in result.found]))
+    assert latencies.max() == budget.max_latency_ms
+    assert latencies.min() == min(costs[costs >= most - 3]) / 10 >= budget.min_latency_ms
 
 
 def test_a_limit_is_a_whole_number_of_picoseconds_like_the_latencies():
@@ -108,7 +108,7 @@ def test_a_limit_is_a_whole_number_of_picoseconds_like_the_latencies():
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 100, 1000])
-def test_as_many_paths_as_were_asked_for(n):
+def test_the_number_of_paths_is_the_requested_one(n):
     limits = {"macs": (None, 40e6), "params": (None, 2.5e6)}
     paths = sample_feasible(MACRO.cost_tables, limits, n, np.random.default_rng(0))
     assert (paths.shape, paths.dtype) == ((n, 8), np.int64)
@@ -118,7 +118,7 @@ def test_as_many_paths_as_were_asked_for(n):
 @pytest.mark.parametrize("cost", ["macs", "params"])
 @pytest.mark.parametrize("end", ["cheapest", "most expensive"])
 def test_the_few_paths_at_the_ends_of_a_large_space_are_found(cost, end):
-    """One in billions: whoever draws from more than these paths finds none of them."""
+    """Check ends with one path in billions, which a sampler that draws from more paths would not find."""
     space = load_space("mobilenet")
     low, high = space.cost_tables[cost].range
     margin = 0.02 * (high - low)
@@ -129,22 +129,22 @@ def test_the_few_paths_at_the_ends_of_a_large_space_are_found(cost, end):
 
 
 def test_limits_between_the_costs_of_two_paths_are_refused():
-    """Bins are too coarse to tell them apart, so paths are drawn for a while before it is clear that none fits."""
+    """Check limits that bins are too coarse for, so that paths are drawn for a while before none is found."""
     table = CostTable(np.array([[0, 1_000_000], [0, 3]]), 0, (2, 2))
-    with pytest.raises(GreedyNASError, match="no path keeps all limits at once: macs from 1,000,001 to 1,000,002"):
+    with pytest.raises(GreedyNASError, match="no path is within all limits at once: macs from 1,000,001 to 1,000,002"):
         sample_feasible({"macs": table}, {"macs": (1_000_001, 1_000_002)}, 1, np.random.default_rng(0))
     for limit, path in ((1_000_000, [1, 0]), (1_000_003, [1, 1])):
         found = sample_feasible({"macs": table}, {"macs": (limit, limit)}, 2, np.random.default_rng(0))
         assert found.tolist() == [path] * 2
 
 
-def test_none_of_the_paths_within_one_limit():
+def test_no_paths_can_be_requested():
     paths = sample_feasible(MACRO.cost_tables, {"macs": (None, 40e6)}, 0, np.random.default_rng(0))
     assert (paths.shape, paths.dtype) == ((0, 8), np.int64)
 
 
 @pytest.mark.parametrize("limit", [(None, 9.0), (0.1, None), (0.1, 9.0), (None, None)])
-def test_a_path_without_a_price_keeps_no_limit(limit):
+def test_a_path_without_a_price_is_within_no_limit(limit):
     table = CostTable(np.array([[1.0, np.nan], [1.0, 2.0]]), 0.5, (2, 2))
     paths = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
     assert within({"latency_ms": table}, {"latency_ms": limit}, paths).tolist() == [True, True, False, False]

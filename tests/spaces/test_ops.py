@@ -15,7 +15,7 @@ from greedynas.spaces.ops import Op, check_shape, is_nothing, parse_op
         ("XCEPTION_K3", Op("XCEPTION", kernel=3)),
     ],
 )
-def test_op_names_are_read(name, op):
+def test_op_names_are_parsed(name, op):
     assert parse_op(name) == op
 
 
@@ -42,7 +42,7 @@ def test_malformed_op_names_are_refused(name):
         parse_op(name)
 
 
-def test_identity_is_nothing_only_where_the_shape_stays():
+def test_an_identity_does_nothing_only_if_the_shape_stays_the_same():
     assert is_nothing("ID", 8, 8, 1)
     assert not is_nothing("ID", 8, 8, 2)
     assert not is_nothing("ID", 8, 16, 1)
@@ -53,6 +53,6 @@ def test_identity_is_nothing_only_where_the_shape_stays():
     ("op", "shape"),
     [("SHUFFLE_K3", (16, 32, 1)), ("SHUFFLE_K3", (15, 15, 1)), ("XCEPTION_K3", (32, 16, 2)), ("MB3_K3_SE", (1, 8, 1))],
 )
-def test_channels_that_cannot_work_are_refused(op, shape):
+def test_impossible_channels_are_refused(op, shape):
     with pytest.raises(GreedyNASError, match=op):
         check_shape(op, *shape)

@@ -25,7 +25,7 @@ from tests.helpers.strategies import paths_of, spaces
 
 
 @given(st.data())
-def test_every_form_gives_the_path_back(data):
+def test_every_form_is_parsed_back_to_the_path(data):
     space = data.draw(spaces())
     path = data.draw(paths_of(space))
     forms = [
@@ -47,7 +47,7 @@ def test_every_form_gives_the_path_back(data):
     assert all(type(op) is int for op in parse_path(np.array(path), space))
 
 
-def test_compact_form_has_commas_where_a_layer_has_more_than_ten_ops():
+def test_the_compact_form_has_commas_if_a_layer_has_more_than_ten_ops():
     assert compact((2, 2, 2, 1, 2, 2, 0, 2), load_space("macro")) == "22212202"
     assert compact((12,) * 21, load_space("mobilenet-se")) == ",".join(["12"] * 21)
 
@@ -66,7 +66,7 @@ def test_macro_has_3969_networks():
 
 
 def network_of(path, space):
-    """What is really computed, in order, with the shapes: the definition of "the same network"."""
+    """Return the ops that are computed, in order, with their shapes: the definition of "the same network"."""
     layers = zip(space.layers, op_names(path, space), strict=True)
     return [
         (op, layer.in_channels, layer.out_channels, layer.stride) for layer, op in layers if not layer.is_nothing(op)
@@ -74,7 +74,7 @@ def network_of(path, space):
 
 
 @given(st.data())
-def test_canonical_form_is_the_same_network_and_one_for_all(data):
+def test_the_canonical_form_is_the_same_network_and_unique(data):
     space = data.draw(spaces())
     path, other = data.draw(paths_of(space)), data.draw(paths_of(space))
     form = canonical(path, space)
@@ -84,7 +84,7 @@ def test_canonical_form_is_the_same_network_and_one_for_all(data):
     assert space.costs([form]).macs[0] == space.costs([path]).macs[0]
 
 
-def test_canonical_form_where_layers_of_a_run_have_different_ops():
+def test_the_canonical_form_with_different_ops_in_neighbouring_layers():
     space = Space(
         name="uneven",
         stem=[Fixed(op="CONV_K3", channels=8)],

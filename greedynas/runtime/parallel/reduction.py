@@ -1,8 +1,8 @@
-"""One update by many ranks: each works on its share of the batch, and the gradients of what was trained are added up.
+"""Gradient reduction: each rank works on its share of the batch, and the gradients of the trained path are summed.
 
-Only the parameters of the active path have gradients, and every rank knows which ones: there is nothing to look for, and
-nothing of the rest of the supernet is sent. They travel in few buckets, the last layers first, while the backward pass still
-works on the layers before. With one process nothing here does anything.
+Only the parameters of the active path have gradients, and every rank knows which ones: no search for unused parameters
+is needed, and nothing of the rest of the supernet is sent. They are sent in a few buckets, the last layers first, while
+the backward pass still works on earlier layers. With one process, nothing here has any effect.
 """
 
 from collections import Counter
@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.parallel.sync_batchnorm import SyncedBatchNorm
 
-BUCKET = 8 * 2**20  # bytes: large enough to be quick, small enough that the first ones leave early
+BUCKET = 8 * 2**20  # bytes: large enough to be fast, small enough that the first ones are sent early
 
-traffic: Counter[str] = Counter()  # bytes that this process has reduced, by what they were; `buckets` counts those
+traffic: Counter[str] = Counter()  # bytes that this process has reduced, by kind; `buckets` counts the buckets
 
 
-def my_part(loss: Tensor, images: int) -> Tensor:
-    """Return what the mean loss over this rank's images adds to the mean over the whole batch."""
+def share_of_batch_loss(loss: Tensor, images: int) -> Tensor:
+    """Return the share of this rank's mean loss in the mean over the whole batch."""
     if ranks.size() == 1:
         return loss
     count = torch.full_like(loss, images, requires_grad=False)
-    return loss * (count / added_up(count))
+    return loss * (count / sum_over_ranks(count))
 
 
-def added_up(value: Tensor) -> Tensor:
-    """The sum over all ranks of something small."""
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum of a small tensor over all ranks."""
     if ranks.size() == 1:
         return value
     value = value.clone()
@@ -40,16 +40,19 @@ def added_up(value: Tensor) -> Tensor:
     return value
 
 
-def same_weights(net: nn.Module) -> None:
-    """Rank 0's, on every rank."""
+def broadcast_weights(net: nn.Module) -> None:
+    """Copy rank 0's weights to every rank."""
     if ranks.size() > 1:
         net.load_state_dict(ranks.broadcast_tensors(net.state_dict()))
 
 
 @contextmanager
-def gradients_added_up(passes: Iterable[Sequence[nn.Module]]) -> Iterator[None]:
-    """Around the backward passes of an update: afterwards the gradients of these modules are sums over all ranks, and
-    their running statistics are equal. The modules of each pass come in the order of its forward half."""
+def summed_gradients(passes: Iterable[Sequence[nn.Module]]) -> Iterator[None]:
+    """Sum the gradients of these modules over all ranks, and average their running statistics.
+
+    The context surrounds the backward passes of an update. The modules of each pass come in the order of its forward
+    pass.
+    """
     if ranks.size() == 1:
         yield
         return
@@ -65,11 +68,11 @@ def gradients_added_up(passes: Iterable[Sequence[nn.Module]]) -> Iterator[None]:
 
 
 class _Buckets:
-    """Gradients on their way. All ranks send the same buckets in the same order."""
+    """The gradients that are being reduced. All ranks send the same buckets in the same order."""
 
     def __init__(self, passes: Sequence[Sequence[nn.Module]]):
-        times: Counter[Tensor] = Counter()  # that a backward pass adds to a gradient
-        order: dict[nn.Parameter, None] = {}  # in which gradients are complete
+        times: Counter[Tensor] = Counter()  # how often the backward passes add to each gradient
+        order: dict[nn.Parameter, None] = {}  # the order in which gradients become complete
         for modules in passes:
             for parameter in reversed([one for module in modules for one in module.parameters() if one.requires_grad]):
                 times[parameter] += 1
@@ -78,7 +81,7 @@ class _Buckets:
         self._buckets = list(_in_buckets(order))
         self._place: dict[Tensor, int] = {one: i for i, bucket in enumerate(self._buckets) for one in bucket}
         self._missing = [sum(times[one] for one in bucket) for bucket in self._buckets]
-        self._next = 0  # to be sent
+        self._next = 0  # the bucket to be sent next
         self._sent: list[tuple[list[Tensor], Tensor, Any]] = []
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._added_to) for parameter in order]
 
@@ -98,13 +101,15 @@ class _Buckets:
         self._sent.append((gradients, flat, dist.all_reduce(flat, async_op=True)))
 
     def finish(self) -> None:
-        for bucket in self._buckets[self._next :]:  # with a parameter that no pass has used, on any rank
+        """Send the remaining buckets and wait for all of them."""
+        for bucket in self._buckets[self._next :]:  # they have a parameter that no pass used, on any rank
             self._send(bucket)
         for gradients, flat, work in self._sent:
             work.wait()
             _scatter(flat, gradients)
 
     def close(self) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -126,7 +131,7 @@ def _scatter(flat: Tensor, tensors: list[Tensor]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-# Running statistics: each rank's own follow its own images, and are averaged so that there is one supernet, not many
+# Running statistics: each rank's follow its own images, and are averaged so that all ranks have the same supernet
 
 
 def _start_averaging(modules: Sequence[nn.Module]) -> tuple[list[Tensor], Tensor | None, Any]:

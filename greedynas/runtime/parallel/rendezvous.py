@@ -1,8 +1,8 @@
-"""How ranks find each other, and what they are told when they cannot.
+"""Rendezvous: ranks find each other, or end with a message that says what is missing.
 
 torchrun gives every rank its number and runs the store through which they meet. Ranks that are started by hand meet at
-MASTER_ADDR:MASTER_PORT, where rank 0 runs the store. There a port may be taken, a number given twice or never; PyTorch's own
-client waits for a foreign program without end. Every wait here has an end and a line that says what is missing.
+MASTER_ADDR:MASTER_PORT, where rank 0 runs the store. The port may be taken, or a number given twice or not at all;
+PyTorch's own client would wait for a foreign program forever. Every wait here has a time limit and an error message.
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from greedynas.runtime.errors import GreedyNASError
 
 T = TypeVar("T")
-MEETING = 600.0  # seconds until all ranks must be there; the variable below changes it
+MEETING = 600.0  # seconds that ranks have to find each other; the variable below changes it
 VARIABLE = "GREEDYNAS_MEETING_SECONDS"
-ANSWER = 15.0  # seconds in which a store answers whoever has a connection to it
-FAREWELL = 3.0  # seconds in which all ranks read why they are refused, before the store ends with rank 0
+ANSWER = 15.0  # seconds in which a store must answer an open connection
+FAREWELL = 3.0  # seconds that all ranks have to read why they are refused, before the store ends with rank 0
 ARRIVALS, VERDICT, READ = "greedynas/arrivals", "greedynas/verdict", "greedynas/read"  # keys of the store
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 TORCHRUN = (*NUMBERS, "MASTER_ADDR")
@@ -31,11 +31,11 @@ TORCHRUN = (*NUMBERS, "MASTER_ADDR")
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says of this rank."""
+    """The place of this rank, from the environment variables."""
 
     rank: int
     size: int
-    local_rank: int  # among those of this machine
+    local_rank: int  # among the ranks of this machine
     local_size: int
     host: str
     port: int
@@ -64,7 +64,7 @@ def find_place() -> Place | None:
         found["MASTER_PORT"],
     )
     if not 0 < place.port < 2**16:
-        raise GreedyNASError(f"MASTER_PORT is {place.port}, which is no port: give one from 1 to 65535")
+        raise GreedyNASError(f"MASTER_PORT is {place.port}, which is not a port: give one from 1 to 65535")
     return place
 
 
@@ -72,18 +72,18 @@ def _number(name: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
-        raise GreedyNASError(f"{name} is {os.environ[name]!r}, which is no whole number; torchrun sets it") from None
+        raise GreedyNASError(f"{name} is {os.environ[name]!r}, which is not a whole number; torchrun sets it") from None
 
 
 def patience() -> float:
-    """Return for how many seconds ranks wait for each other at the start."""
+    """Return the seconds that ranks wait for each other at the start."""
     with suppress(ValueError):
         return float(os.environ.get(VARIABLE, MEETING))
-    raise GreedyNASError(f"{VARIABLE} is {os.environ[VARIABLE]!r}, which is no number of seconds")
+    raise GreedyNASError(f"{VARIABLE} is {os.environ[VARIABLE]!r}, which is not a number of seconds")
 
 
 def meet(place: Place) -> Any:
-    """Return a store that all ranks of this start share, and no others."""
+    """Return a store that exactly the ranks of this start share."""
     import torch.distributed as dist
 
     until = time.monotonic() + patience()
@@ -107,7 +107,7 @@ def _own_store(place: Place, until: float) -> Any:
 
     def connect() -> Any:
         first, left = place.rank == 0, timedelta(seconds=max(1.0, until - time.monotonic()))
-        # Not waiting for workers: that wait would not say who is missing.
+        # Do not wait for the workers here: an error of that wait would not name the missing ones.
         store: Any = dist.TCPStore  # type: ignore[attr-defined]
         return store(place.host, place.port, place.size, first, left, False, multi_tenant=True)
 
@@ -120,7 +120,7 @@ def _own_store(place: Place, until: float) -> Any:
                 "give all ranks another MASTER_PORT"
             ) from None
     _wait_for_listener(place, until)
-    taken = f"what listens at {place.address} is not rank 0 of this run: if it is another program, give all ranks another MASTER_PORT"
+    taken = f"the program that listens at {place.address} is not rank 0 of this run; give all ranks another MASTER_PORT"
     try:
         return _within(connect, time.monotonic() + min(ANSWER, patience()), taken)
     except RuntimeError:
@@ -146,7 +146,7 @@ def _nobody(place: Place) -> str:
 
 
 def _within(work: Callable[[], T], until: float, problem: str) -> T:
-    """Do in a thread what may never return."""
+    """Run work that may never return in a thread, and raise `problem` if it is not done by `until`."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -174,10 +174,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def arrive(store: Any, place: Place, until: float) -> None:
-    """Wait until there is one process of each rank. Rank 0 looks who has come and tells all of them what is wrong."""
+    """Wait until there is one process of each rank. Rank 0 checks who has arrived and sends the problem to all."""
     number = store.add(ARRIVALS, 1)
     store.set(f"{ARRIVALS}/{number}", json.dumps([place.rank, place.size]))
-    while time.monotonic() < until + (FAREWELL if place.rank else 0):  # rank 0 has the last word
+    while time.monotonic() < until + (FAREWELL if place.rank else 0):  # rank 0 decides, so the others wait longer
         if place.rank == 0:
             _judge(store, place, over=False)
         if store.check([VERDICT]):
@@ -196,7 +196,7 @@ def arrive(store: Any, place: Place, until: float) -> None:
 
 
 def _judge(store: Any, place: Place, over: bool) -> None:
-    """Give the verdict if there can be one: what is wrong, if something is, and the numbers of those who have come."""
+    """Store the verdict if there can be one: the problem or None, and the numbers of the arrived processes."""
     count = store.add(ARRIVALS, 0)
     numbers = [number for number in range(1, count + 1) if store.check([f"{ARRIVALS}/{number}"])]
     arrived = [json.loads(store.get(f"{ARRIVALS}/{number}")) for number in numbers]
@@ -204,7 +204,7 @@ def _judge(store: Any, place: Place, over: bool) -> None:
     problem = None
     for rank, size in arrived:
         if size != place.size:
-            problem = f"rank {rank} has WORLD_SIZE {size}, rank 0 has {place.size}: give all ranks the same"
+            problem = f"rank {rank} has WORLD_SIZE {size}, rank 0 has {place.size}: give all ranks the same WORLD_SIZE"
         elif not 0 <= rank < place.size:
             problem = (
                 f"a process has RANK {rank}, but with WORLD_SIZE {place.size} there are ranks 0 to {place.size - 1}"
@@ -214,13 +214,14 @@ def _judge(store: Any, place: Place, over: bool) -> None:
     missing = [rank for rank in range(place.size) if rank not in ranks]
     if problem is None and missing and over:
         named = ", ".join(map(str, missing[:10]))
-        problem = f"rank {named} of {place.size} has not come within {patience():.0f} s; is every rank started, with its own RANK?"
+        absent = f"rank {named} of {place.size} did not arrive within {patience():.0f} s"
+        problem = f"{absent}; is every rank started, with its own RANK?"
     if problem is not None or not missing:
         store.set(VERDICT, json.dumps([problem, numbers]))
 
 
 def _part(store: Any, place: Place, accepted: list[int]) -> None:
-    """Let all others read the verdict before rank 0 takes the store away."""
+    """Let all others read the verdict before rank 0 ends, and the store with it."""
     if place.rank != 0:
         store.add(READ, 1)
         return
@@ -233,10 +234,11 @@ def _part(store: Any, place: Place, accepted: list[int]) -> None:
 
 
 def agreed_name(store: Any, rank: int, size: int, until: float) -> str:
-    """Return a name that this group alone has. torchrun's store outlives a group, and its count of restarts differs between
-    machines: what an earlier group has left in the store, such as addresses, must not be found again.
+    """Return a name that only this group of ranks has.
 
-    Rank 0 makes the name up. The others know it for new by its answer to a word of theirs that was never said before.
+    torchrun's store outlives a group, and its count of restarts differs between machines; entries that an earlier group
+    left in the store, such as addresses, must not be read again. Rank 0 draws the name. The others recognise it as new
+    because it comes with the random words that they have just sent.
     """
     mine = uuid.uuid4().hex
     if rank > 0:
@@ -255,5 +257,5 @@ def agreed_name(store: Any, rank: int, size: int, until: float) -> str:
                 return str(name)
         time.sleep(0.05)
     raise GreedyNASError(
-        f"rank {rank} of {size} has waited for the others for {patience():.0f} s; are all of them started?"
+        f"rank {rank} of {size} has waited {patience():.0f} s for the others; are all of them started?"
     )

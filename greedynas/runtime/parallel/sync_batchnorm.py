@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics are those of the whole batch, not of one rank's share of it."""
+"""Synchronised BatchNorm: its statistics are those of the whole batch, not of one rank's share of it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from greedynas.runtime.parallel import ranks
 
 
 class SyncedBatchNorm(nn.BatchNorm2d):
-    """Synchronised in training. Evaluation has no gradients and is each rank's own: ranks evaluate different paths."""
+    """BatchNorm that is synchronised over all ranks in training; in evaluation, ranks run different paths."""
 
     def forward(self, x: Tensor) -> Tensor:
         if ranks.size() == 1 or not (self.training and torch.is_grad_enabled()):
@@ -20,10 +20,13 @@ class SyncedBatchNorm(nn.BatchNorm2d):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
         running = (self.running_mean, self.running_var)
+        if self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+        else:  # copies, which are discarded
+            running = (self.running_mean.clone(), self.running_var.clone())
         if x.is_cuda:
-            from torch.nn.modules._functions import SyncBatchNorm  # quicker, on GPUs alone
+            from torch.nn.modules._functions import SyncBatchNorm  # faster, but for GPUs only
 
             more = (self.eps, self.momentum, dist.group.WORLD, ranks.size())
             return SyncBatchNorm.apply(x, self.weight, self.bias, *running, *more)  # type: ignore[no-any-return]
@@ -31,7 +34,7 @@ class SyncedBatchNorm(nn.BatchNorm2d):
 
 
 def synchronise(net: nn.Module) -> None:
-    """Every BatchNorm of a network. It stays the same object, so that optimizers and hooks keep what they know."""
+    """Synchronise every BatchNorm of a network in place, so that optimizers and hooks keep their references."""
     if ranks.size() == 1:
         return
     for module in net.modules():
@@ -70,7 +73,7 @@ class _SyncedNorm(torch.autograd.Function):
         x, weight, mean, scale, total = ctx.saved_tensors
         normalised = (x - _per_channel(mean)) * _per_channel(scale)
         sums = torch.stack((grad.sum((0, 2, 3)), (grad * normalised).sum((0, 2, 3))))
-        grad_bias, grad_weight = sums.clone()  # of this rank's images, like all gradients before they are added up
+        grad_bias, grad_weight = sums.clone()  # over this rank's images, like all gradients before their reduction
         dist.all_reduce(sums)
         of_mean, of_deviation = (_per_channel(part) for part in sums / total)
         grad_x = (grad - of_mean - normalised * of_deviation) * _per_channel(weight * scale)

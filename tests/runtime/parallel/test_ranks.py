@@ -43,14 +43,14 @@ FIT = {"epochs": 4, "batch_size": 10, "dropout": 0.0, "ema": 0.9, "mixup": 0.5, 
 
 
 def alone(folder, job, name, **arguments):
-    """A job in this process, without others."""
+    """Return the result of a job in this process, without other ranks."""
     JOBS[job](folder, name=name, **arguments)
     return left(folder, name)[0]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, photos, one_thread):
-    """The folder with what two ranks leave of many jobs, started once: starting takes longer than the jobs."""
+    """Return the folder with the results of many jobs on two ranks, which are started once to save time."""
     folder, photos = tmp_path_factory.mktemp("two"), str(photos)
     with pytest.raises(KeyboardInterrupt):
         alone(folder, "train", "begun", photos=photos, out=str(folder / "grown"), stop_after=14, **RESUMED)
@@ -91,7 +91,7 @@ def paths_of(result):
 
 
 def assert_same_training(one, ranks, since=0):
-    """Every rank has drawn, kept and learnt the same as one process from update `since` on; together they saw its images."""
+    """Check that from update `since` on, every rank draws and learns the same as one process, and shares its images."""
     updates = one["updates"][since:]
     for rank in ranks:
         assert paths_of(rank) == [update["paths"] for update in updates]
@@ -106,20 +106,20 @@ def assert_same_training(one, ranks, since=0):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_two_ranks_train_as_one(sampler, two, photos, tmp_path):
+def test_two_ranks_train_like_one(sampler, two, photos, tmp_path):
     one = alone(tmp_path, "train", sampler, photos=str(photos), **EXACT, **SAMPLERS[sampler])
     ranks = left(two, sampler, 2)
     assert len(one["updates"]) >= 50
     assert_same_training(one, ranks)
-    if sampler == "greedy":  # by its own principle
+    if sampler == "greedy":  # stopped by its own principle
         assert 13 <= one["stopped"][0] < 24
         assert "steady" in one["stopped"][1]
-    assert [len(update["images"]) for update in ranks[0]["updates"]] == [4] * len(one["updates"])  # of 10: the others 6
+    assert [len(update["images"]) for update in ranks[0]["updates"]] == [4] * len(one["updates"])  # of 10
 
 
 def test_float32_ranks_hold_the_same_bits(two):
     first, second = left(two, "float32", 2)
-    assert same_tensors(first["weights"], second["weights"])  # running statistics as well
+    assert same_tensors(first["weights"], second["weights"])  # including running statistics
     assert first["pool"] == second["pool"]
     assert paths_of(first) == paths_of(second)
     assert [u["loss"] for u in first["updates"]] == [u["loss"] for u in second["updates"]]
@@ -132,9 +132,9 @@ def test_only_the_gradients_of_the_active_path_are_sent(two, name):
     whole = sum(tensor.nbytes for key, tensor in first["weights"].items() if key.endswith((".weight", ".bias")))
     for update in first["updates"]:
         assert update["sent"]["gradients"] == update["active"] <= whole
-        assert update["sent"]["buckets"] == 1  # so little fits into one
+        assert update["sent"]["buckets"] == 1  # the gradients of a path are small enough for one
     fewest = min(update["active"] for update in first["updates"])
-    assert fewest < whole / 2 or name == "fair"  # which trains every op of every layer in an update
+    assert fewest < whole / 2 or name == "fair"  # the fair sampler trains every op of every layer in an update
 
 
 def test_a_callback_ends_all_ranks_and_the_first_one_alone_calls_it(two):
@@ -155,37 +155,37 @@ def test_gradients_leave_in_buckets_of_bounded_size(monkeypatch):
     assert list(reduction._in_buckets(parameters)) == [parameters[:2], parameters[2:4], parameters[4:]]
 
 
-def test_the_traffic_that_describe_tells_is_that_of_all_paths():
+def test_the_traffic_that_describe_shows_is_the_mean_over_all_paths():
     space = tiny_space()
     net = Supernet(space)
     sizes = [sum(p.nbytes for p in net.path_parameters(path)) for path in np.ndindex(*space.num_ops)]
-    told = space_facts(space)["gradient_bytes"]
-    assert told["mean"] == pytest.approx(np.mean(sizes))
-    assert told["most"] == max(sizes)
-    assert told["supernet"] == sum(p.nbytes for p in net.parameters())
+    shown = space_facts(space)["gradient_bytes"]
+    assert shown["mean"] == pytest.approx(np.mean(sizes))
+    assert shown["most"] == max(sizes)
+    assert shown["supernet"] == sum(p.nbytes for p in net.parameters())
 
 
-# Elastic
+# Other numbers of ranks on resuming
 
 
-def test_begun_on_one_rank_and_finished_on_two(two, photos, tmp_path):
+def test_a_training_is_started_on_one_rank_and_finished_on_two(two, photos, tmp_path):
     one = alone(tmp_path, "train", "whole", photos=str(photos), **RESUMED)
     assert_same_training(one, left(two, "grown", 2), since=12)  # the checkpoint before update 14
 
 
-def test_begun_on_two_ranks_of_which_one_is_killed_and_finished_on_one(photos, tmp_path):
+def test_a_training_on_two_ranks_is_finished_on_one_after_one_was_killed(photos, tmp_path):
     arguments = {"photos": str(photos), "out": str(tmp_path / "run"), **RESUMED}
     jobs = [("train", {"name": "begun", **arguments, "stop_after": 14})]
     codes, _, said = outcome(start(2, "tests.helpers.ranks", tmp_path, json.dumps(jobs)))
     assert codes[1] == -signal.SIGKILL
     assert codes[0] == 1
-    assert "a rank was lost; the same command goes on from the last checkpoint" in said[0].splitlines()[-1]
+    assert "a rank was lost; give the same command again to resume from the last checkpoint" in said[0].splitlines()[-1]
     one = alone(tmp_path, "train", "whole", photos=str(photos), **RESUMED)
     assert_same_training(one, [alone(tmp_path, "train", "shrunk", **arguments)], since=12)
 
 
-def test_a_restarted_group_does_not_take_an_earlier_one_for_itself():
-    """torchrun's store keeps what was said; ranks start at different moments, and their number changes."""
+def test_a_restarted_group_does_not_read_entries_of_an_earlier_one():
+    """Check a store that keeps old entries, with ranks that start at different times and change in number."""
     store = torch.distributed.HashStore()
     names = []
     for size, late in ((3, 0), (3, 2), (2, 1), (3, 1)):
@@ -213,7 +213,7 @@ def test_each_path_is_evaluated_by_one_rank_alone(two, photos, tmp_path):
             assert {**result, "layers_run": None} == {**expected, "layers_run": None}
 
 
-def test_search_on_two_ranks_finds_the_same(two, tmp_path):
+def test_search_on_two_ranks_finds_the_same_networks(two, tmp_path):
     one = alone(tmp_path, "search", "search", run=str(two / "one-run"))
     assert one[0]["supernets"] == 3
     for rank in left(two, "search", 2):
@@ -224,14 +224,14 @@ def test_search_on_two_ranks_finds_the_same(two, tmp_path):
     assert (two / "two-run/arch.json").read_text() == (two / "one-run/arch.json").read_text()
 
 
-def test_study_macro_on_two_ranks_ranks_the_same(two):
+def test_study_macro_on_two_ranks_gives_the_same_ranking(two):
     (one,) = left(two, "study")
     assert len(one["batch_accuracy"]) == 81
     assert left(two, "study", 2) == [one, one]
     assert (two / "two-study/parts/greedy-0.json").is_file()
 
 
-def test_two_ranks_retrain_as_one(two, photos, tmp_path):
+def test_two_ranks_retrain_like_one(two, photos, tmp_path):
     one = alone(tmp_path, "fit", "fitted", photos=str(photos), sync_bn=True, **FIT)
     first, second = left(two, "fitted", 2)
     assert same_tensors(first["weights"], second["weights"])
@@ -304,16 +304,16 @@ def test_shares_of_paths_have_no_overlap_and_no_loss(size, monkeypatch):
 def test_too_few_images_for_the_ranks_are_refused(monkeypatch):
     as_rank(monkeypatch, 0, 4)
     refuse_small_batch(8, "train.batch_size")
-    with pytest.raises(GreedyNASError, match=r"train.batch_size gives 7 images for 4 ranks.*at least two each"):
+    with pytest.raises(GreedyNASError, match=r"train.batch_size gives 7 images for 4 ranks.*at least two"):
         refuse_small_batch(7, "train.batch_size")
 
 
 def test_one_process_sends_nothing():
     assert (distributed.rank(), distributed.size(), distributed.is_first()) == (0, 1, True)
-    thing = object()  # that no message could carry
+    thing = object()  # no message could carry it
     assert distributed.broadcast(thing) is thing
     assert distributed.on_first(lambda: thing) is thing
-    assert distributed.gather_words(thing) == [thing]
+    assert distributed.gather_values(thing) == [thing]
     with distributed.ranks():
         assert distributed.size() == 1
 
@@ -323,7 +323,7 @@ def test_one_process_sends_nothing():
 
 @pytest.fixture
 def config(tmp_path):
-    """A file with the settings of a job of seconds."""
+    """Write the settings of a job that takes seconds."""
     settings = {
         "name": "tiny",
         "space": tiny_space().model_dump(mode="json"),
@@ -338,7 +338,7 @@ def config(tmp_path):
 
 
 def test_all_ranks_fail_together_with_the_first_cause(config, tmp_path):
-    """A file that one rank alone meets, while the others wait for its gradients."""
+    """Check a broken file that only one rank reads, while the others wait for its gradients."""
     photos = paint(tmp_path / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
     bad = sorted(photos.rglob("*.png"))[7]
     spoil(bad)
@@ -346,13 +346,13 @@ def test_all_ranks_fail_together_with_the_first_cause(config, tmp_path):
     command = ("greedynas", "train", config, "--data", photos, "--out", tmp_path / "run", *stream)
     codes, _, said = outcome(start(2, *command))
     assert codes == [2, 2], said
-    for told in said:
-        assert len(told.splitlines()) == 1
-        assert str(bad) in told
-        assert "repair or remove it" in told
+    for message in said:
+        assert len(message.splitlines()) == 1
+        assert str(bad) in message
+        assert "repair or remove it" in message
 
 
-def test_the_notice_to_one_rank_stops_all_of_them_with_a_checkpoint(config, photos, tmp_path):
+def test_a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint(config, photos, tmp_path):
     out = tmp_path / "run"
     long = ("--set", "train.max_epochs=100000")
     ranks = start(2, "greedynas", "train", config, "--data", photos, "--out", out, *long)
@@ -366,8 +366,8 @@ def test_the_notice_to_one_rank_stops_all_of_them_with_a_checkpoint(config, phot
     assert list((out / "supernet").glob(f"step-{int(step):09d}-*.safetensors"))
 
 
-def test_a_rank_ends_as_it_should_while_threads_of_torch_still_work():
-    """As those of its collectives may. Without care the process aborts at Python's end: this is how it did in CI."""
+def test_a_rank_ends_cleanly_while_threads_of_torch_still_work():
+    """Check threads like those of torch's collectives, with which the process aborted at the end of Python in CI."""
     code = """
 import atexit, sys, threading, time
 import torch
@@ -395,7 +395,7 @@ main()
 
 
 def children(process):
-    """Processes that it has started."""
+    """Return the ids of the processes that a process has started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -424,10 +424,10 @@ def test_the_whole_job_under_torchrun_survives_the_loss_of_a_worker(config, phot
     finally:
         job.kill()
     assert job.returncode == 0, said
-    result = json.loads(printed[printed.index("{") :])  # of one rank alone
+    result = json.loads(printed[printed.index("{") :])  # printed by one rank only
     assert result["run"] == str(out)
-    assert "going on from step" in (out / "log.txt").read_text()
+    assert "resuming from step" in (out / "log.txt").read_text()
     for file in ("report.html", "model.onnx", "model.safetensors", "arch.json"):
         assert (out / file).is_file()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(1, 9))  # each step once
+    assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(1, 9))  # every step exists once
