@@ -1,7 +1,8 @@
 """Stronger augmentation by timm: RandAugment and random erasing of single images, mixup and cutmix of batches.
 
-timm draws from the global generators of Python, numpy and torch. They are lent to it, seeded from (seed, purpose, epoch,
-sample) or (seed, purpose, epoch, batch), and given back as they were; so neither workers nor batches change an image.
+timm draws from the global generators of Python, NumPy and torch. They are seeded for it from (seed, purpose, epoch,
+sample) or (seed, purpose, epoch, batch), and restored afterwards, so that images depend neither on workers nor on
+batches.
 """
 
 import random
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from greedynas.data.transforms import View, denormalised, normalisation
+from greedynas.data.transforms import View, normalisation
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.rng import stream, uniforms
 
@@ -26,8 +27,7 @@ RANDAUGMENT = re.compile(r"rand(-(m\d+|n[1-9]|p(0?\.\d+|1)|mstd\d+(\.\d+)?|mmax[
 
 @contextmanager
 def lent_generators(device: torch.device | None = None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that seeds the global generators, those of the CPU and of this device; afterwards they are as
-    they were."""
+    """Provide a function that seeds the global generators of CPU and device; restore their states afterwards."""
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     gpus = [device] if device is not None and device.type == "cuda" else []
 
@@ -48,7 +48,7 @@ def lent_generators(device: torch.device | None = None) -> Iterator[Callable[[in
 
 @contextmanager
 def seeded_generators(seed: int, purpose: str, *counters: int, device: torch.device | None = None) -> Iterator[None]:
-    """The global generators, as a stream of ours."""
+    """Seed the global generators from a stream of greedynas inside this context; restore their states afterwards."""
     with lent_generators(device) as reseed:
         reseed(int(stream(seed, purpose, *counters).integers(2**63)))
         yield
@@ -58,7 +58,7 @@ def seeded_generators(seed: int, purpose: str, *counters: int, device: torch.dev
 
 
 def augment_more(view: View, pixels: Tensor, epoch: int, samples: NDArray[np.int64]) -> Tensor:
-    """RandAugment and random erasing of cropped images: uint8 (n, size, size, channels), as they come."""
+    """Return cropped images, uint8 (n, size, size, channels), after RandAugment and random erasing."""
     if view.randaugment is not None:
         transform = make_randaugment(view.randaugment, view.channels, view.size)
         images = pixels.numpy()
@@ -74,12 +74,12 @@ def augment_more(view: View, pixels: Tensor, epoch: int, samples: NDArray[np.int
         with lent_generators() as reseed:
             for number, image in zip(_seeds(view, "erasing", epoch, samples), normalised, strict=True):
                 _with_seed(reseed, number, erase, image)  # in place
-        pixels = denormalised(normalised)
+        pixels = view.pixels(normalised)
     return pixels
 
 
 def check_randaugment(text: str | None) -> None:
-    """timm itself passes over what it does not know."""
+    """Raise for a RandAugment setting that is not in timm's notation; timm itself ignores unknown parts."""
     if text is not None and not RANDAUGMENT.fullmatch(text):
         raise GreedyNASError(
             f"retrain.randaugment = {text!r} is not in timm's notation, such as rand-m9-mstd0.5 or rand-m7-n3-inc1"
@@ -88,7 +88,7 @@ def check_randaugment(text: str | None) -> None:
 
 @cache
 def make_randaugment(text: str, channels: int, size: int) -> Callable[[Image.Image], Image.Image]:
-    """As timm's own training makes it; what is moved in from outside has the mean colour."""
+    """Return the RandAugment transform of timm's own training; areas moved in from outside have the mean colour."""
     from timm.data.auto_augment import rand_augment_transform
 
     check_randaugment(text)
@@ -96,7 +96,7 @@ def make_randaugment(text: str, channels: int, size: int) -> Callable[[Image.Ima
     mean: Any = fill if channels > 1 else fill[0]
     transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": mean})
     for op in transform.ops:
-        if op.name.startswith("Posterize"):  # to 0 bits at the strongest, which newer Pillow refuses
+        if op.name.startswith("Posterize"):  # the strongest level has 0 bits, which newer versions of Pillow refuse
             op.level_fn = partial(_at_least_one_bit, op.level_fn)
     return transform
 
@@ -107,7 +107,7 @@ def _at_least_one_bit(level_to_bits: Callable[[float, Any], tuple[int]], level: 
 
 @cache
 def make_erasing(probability: float) -> Callable[[Tensor], Tensor]:
-    """Of normalised images, with normal noise in every pixel: the default of timm's training."""
+    """Return random erasing of normalised images, with normal noise in every pixel: the default of timm's training."""
     from timm.data.random_erasing import RandomErasing
 
     return RandomErasing(probability, mode="pixel", device="cpu")
@@ -132,9 +132,9 @@ Mix = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
 def make_mixup(mixup: float, cutmix: float, num_classes: int, seed: int) -> Mix | None:
-    """Mixes the images of a batch in pairs: (images, labels, epoch, batch) -> (images, shares of each class).
+    """Return a function that mixes the images of a batch in pairs, or None if there is nothing to mix.
 
-    Pairs need an even number: an odd batch loses its last image.
+    It maps (images, labels, epoch, batch) to (images, shares of each class). A batch of odd size loses its last image.
     """
     if mixup == 0 and cutmix == 0:
         return None

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def macro_accuracy(correct: Tensor, labels: Tensor, num_classes: int) -> float:
-    """The accuracy of each class, averaged over the classes that are present."""
+    """Return the mean over the accuracies of all classes that are present."""
     counts = torch.bincount(labels, minlength=num_classes)
     hits = torch.bincount(labels[correct.bool()], minlength=num_classes)
     present = counts > 0
@@ -20,11 +20,11 @@ def image_weights(targets: Tensor, class_weights: Tensor) -> Tensor:
 
 
 def balanced_weights(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a weight for each class with which all classes that are present count alike.
+    """Return a weight for each class, such that all classes that are present contribute equally.
 
-    Over the images with these labels the weights have a mean of 1, so a weighted mean is a plain mean over classes. A class
-    without images has the weight 0. Accuracies that are compared need float64: in float32, three images of a class of three
-    and seven of a class of seven do not count quite alike.
+    Over the images with these labels, the mean weight is 1, so a weighted mean is a mean over classes. A class without
+    images has the weight 0. Accuracies that are compared need float64: in float32, three images of a class of three and
+    seven images of a class of seven do not contribute exactly equally.
     """
     counts = torch.bincount(labels, minlength=num_classes).double()
     return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0).to(dtype)

@@ -1,4 +1,4 @@
-"""What makes the accuracy on a test set worth less: test images that were trained on, classes that it does not have."""
+"""Caveats of the accuracy on a test set: test images that were trained on, and classes without test images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from greedynas.data.folders import some
 from greedynas.data.sources import MOST_HASHED, Files, Source, Splits
 
-WITHHELD_SHARE = 0.1  # of the test images: if as many are copies, the accuracy is not shown as a result
+WITHHELD_SHARE = 0.1  # of the test images: if this share or more are copies, the accuracy is not shown as a result
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Test images that are exact copies of images that are trained on or chosen by."""
+    """The test images that are exact copies of training or validation images."""
 
     count: int
-    images: int  # of the test set
+    images: int  # in the test set
     first: str = ""
     original: str = ""
     unread: int = 0  # files that could not be compared
@@ -27,26 +27,26 @@ class Copies:
 
     @property
     def withheld(self) -> bool:
-        """Whether so many are copies that the accuracy says nothing about new images."""
+        """Whether there are too many copies for the accuracy to say anything about new images."""
         return self.count >= WITHHELD_SHARE * self.images and self.count > 0
 
-    def told(self) -> str:
-        """Describe what was found in one sentence."""
-        told = "no test image is an exact copy of a training image"
+    def sentence(self) -> str:
+        """Return what was found, in one sentence."""
+        text = "no test image is an exact copy of a training image"
         if self.count:
-            told = (
+            text = (
                 f"{self.count:,} of {self.images:,} test images are exact copies of training images, "
                 f"the first: {self.first} of {self.original}"
             )
         if self.unread:
-            told += f"; {self.unread:,} files cannot be read and were not compared, the first: {self.first_unread}"
-        return told
+            text += f"; {self.unread:,} files cannot be read and were not compared, the first: {self.first_unread}"
+        return text
 
 
 def find_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> Copies | None:
-    """Look for exact copies, file by file or pixel by pixel; None where there are too many images that are no files.
+    """Return the exact copies, compared file by file or pixel by pixel; None if too many images are not files.
 
-    Of files, only those are read that have the size of one on the other side. One that cannot be read is counted.
+    A file is read only if a file on the other side has the same size. Files that cannot be read are counted.
     """
     test = splits.test or splits.train
     known: list[tuple[Source, Rows]] = [(splits.train, pool_rows)]
@@ -79,24 +79,24 @@ def find_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> Copies | No
 
 
 def absence_note(absent: Sequence[str]) -> str:
-    """Say which classes the test set has no images of."""
+    """Return a sentence that names the classes without test images."""
     return f"the test set has no image of class {some([repr(name) for name in absent])}"
 
 
 def caveats(copies: Copies | None, absent: Sequence[str]) -> dict[str, Any]:
-    """Return what belongs beside an accuracy on the test set, as `test.json` holds it."""
-    told = [copies.told()] if copies is not None and copies.count else []
-    told += [f"{absence_note(absent)}: nothing is known about it"] if len(absent) == 1 else []
-    told += [f"{absence_note(absent)}: nothing is known about them"] if len(absent) > 1 else []
+    """Return the caveats of an accuracy on the test set, as stored in `test.json`."""
+    sentences = [copies.sentence()] if copies is not None and copies.count else []
+    sentences += [f"{absence_note(absent)}: nothing is known about it"] if len(absent) == 1 else []
+    sentences += [f"{absence_note(absent)}: nothing is known about them"] if len(absent) > 1 else []
     return {
         "copies": None if copies is None else copies.count,
         "absent_classes": list(absent),
-        "caveats": told,
+        "caveats": sentences,
         "withheld": copies is not None and copies.withheld,
     }
 
 
 def withheld_sentence(caveats: Sequence[str]) -> str:
-    """Say why an accuracy is not shown."""
+    """Return a sentence that says why an accuracy is not shown."""
     reason = caveats[0] if caveats else "too many test images are copies of training images"
-    return f"The accuracy on the test set is withheld, it says nothing about new images: {reason}"
+    return f"The accuracy on the test set is withheld, because it says nothing about new images: {reason}"

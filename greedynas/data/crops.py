@@ -1,8 +1,9 @@
-"""Random parts of whole images that are kept in memory, for `data.augment: resized_crop`.
+"""Random crops of whole images that are kept in memory, for `data.augment: resized_crop`.
 
-What a network sees in training must not depend on how much memory there is. Images are therefore kept whole, as large as
-the smallest crop needs them (`View.whole`), and cropped as `images.random_crop` crops the file: the same box, resampled by the
-same filter. An image that is not larger gives the same pixels; a larger one is resampled twice (docs/guide/training.md).
+The images of a training must not depend on the size of the memory. They are therefore kept whole, as large as the
+smallest crop needs them (`View.whole`), and cropped like files by `transforms.random_crop`: the same box, resampled by
+the same filter. An image that is not larger gives the same pixels; a larger one is resampled twice
+(docs/guide/training.md).
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,30 +18,30 @@ from torch import Tensor
 from greedynas.data.transforms import Numbers, Pixels, resized
 
 Rows = NDArray[np.int64]
-AT_ONCE = 64  # images that a GPU crops at a time: their pixels as floats take some hundred MB
+AT_ONCE = 64  # images that a GPU crops at a time: their pixels as floats take a few hundred MB
 
 
 @dataclass(frozen=True)
-class Wholes:
-    """Images of different sizes, one after the other."""
+class WholeImages:
+    """Images of different sizes, concatenated."""
 
     pixels: Tensor  # uint8 (number of pixels, channels) on the device, row by row
     sizes: Rows  # (n, 2) height, width
-    aspects: Numbers  # (n,) width / height in the file, by which crops are drawn
+    aspects: Numbers  # (n,) width / height in the file, which the crops depend on
     starts: Rows  # (n,) first pixel
 
     @classmethod
-    def of_squares(cls, squares: Tensor) -> "Wholes":
+    def of_squares(cls, squares: Tensor) -> "WholeImages":
         """Return the same pixels (n, side, side, channels) as whole images, without a copy."""
         count, side = squares.shape[:2]
         sizes = np.full((count, 2), side, np.int64)
         return cls(squares.reshape(-1, squares.shape[3]), sizes, np.ones(count), np.arange(count) * side**2)
 
     def own_bytes(self, squares: Tensor) -> int:
-        """Return the memory that the images take beside the squares, of which they may be another view."""
+        """Return the memory that the images use in addition to the squares, which they may share it with."""
         return 0 if self.pixels.data_ptr() == squares.data_ptr() else self.pixels.nbytes
 
-    def on_cpu(self) -> "Wholes":
+    def on_cpu(self) -> "WholeImages":
         return replace(self, pixels=self.pixels.cpu())
 
     def image(self, row: int) -> Tensor:
@@ -50,14 +51,14 @@ class Wholes:
         return self.pixels[start : start + height * width].view(height, width, -1)
 
     def crops(self, rows: Rows, plan: Numbers, size: int) -> Tensor:
-        """Return the parts of these images that `View.crop_plan` names, resized: (n, size, size, channels), 0 to 255."""
+        """Return the crops of these images by a `View.crop_plan`, resized: (n, size, size, channels), 0 to 255."""
         if self.pixels.device.type == "cpu":
             return self._one_by_one(rows, plan, size)
         parts = [self.batched(rows[i : i + AT_ONCE], plan[i : i + AT_ONCE], size) for i in range(0, len(rows), AT_ONCE)]
         return torch.cat(parts)
 
     def _one_by_one(self, rows: Rows, plan: Numbers, size: int) -> Tensor:
-        """By Pillow, which is quicker on a CPU, and gives what a streaming set gives."""
+        """Return the crops made by Pillow, which is faster on a CPU and gives the same pixels as a streaming set."""
 
         def crop(i: int) -> Pixels:
             pixels = self.image(int(rows[i])).numpy()
@@ -74,7 +75,7 @@ class Wholes:
             return torch.from_numpy(np.stack(list(pool.map(crop, range(len(rows))))))
 
     def batched(self, rows: Rows, plan: Numbers, size: int) -> Tensor:
-        """The same by two products of matrices for all images: a crop's rows and columns are weighted sums of the image's."""
+        """Return the crops made by two matrix products: their rows and columns are weighted sums of the image's."""
         device = self.pixels.device
         heights, widths = self.sizes[rows].T
         x, y, w, h, flips = plan.T
@@ -99,8 +100,10 @@ class Wholes:
 def _weights(
     start: Numbers, length: Numbers, limits: Rows, size: int, flips: Numbers, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the first pixel of each crop along an axis (n,), and by how much the pixels from there on count for each of its
-    `size` pixels: (n, size, pixels), of sum 1 each. Pillow's bilinear filter: a triangle, wider where a crop is made smaller.
+    """Return the first pixel of each crop along an axis (n,), and the weights of the pixels from there on.
+
+    The weights are (n, size, pixels), with sum 1 for each of the crop's `size` pixels. The filter is Pillow's bilinear
+    one: a triangle, which is wider if a crop is made smaller.
     """
     start, end = np.clip(start, 0, limits), np.clip(start + length, 0, limits)
     scale = (end - start) / size
@@ -118,14 +121,14 @@ def _weights(
 
 
 def _sent(array: NDArray[np.float64] | Rows, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the array on the device, without waiting for what it has to do before."""
+    """Return the array on the device, without waiting for earlier work of the device."""
     tensor = torch.from_numpy(array)
     tensor = tensor if dtype is None else tensor.to(dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Growing:
-    """Whole images while they are read, when it is not known yet how much memory they take."""
+    """A collection of whole images that grows while they are read, up to a number of pixels."""
 
     def __init__(self, channels: int, device: torch.device, expected: int, most: int) -> None:
         self.most = most  # pixels
@@ -135,7 +138,7 @@ class Growing:
         self._aspects: list[Numbers] = [np.empty(0)]
 
     def add(self, pixels: Tensor, sizes: Rows, aspects: Numbers) -> bool:
-        """Take more images in, (pixels, channels) of all of them; return False where they are too many."""
+        """Add images, whose pixels follow one another in one array (pixels, channels); return False if they do not fit."""
         needed = self._used + len(pixels)
         if needed > self.most:
             return False
@@ -150,7 +153,7 @@ class Growing:
         self._aspects.append(aspects)
         return True
 
-    def wholes(self) -> Wholes:
+    def wholes(self) -> WholeImages:
         sizes = np.concatenate(self._sizes)
         ends = np.cumsum(sizes.prod(axis=1))
-        return Wholes(self._room[: self._used], sizes, np.concatenate(self._aspects), ends - sizes.prod(axis=1))
+        return WholeImages(self._room[: self._used], sizes, np.concatenate(self._aspects), ends - sizes.prod(axis=1))

@@ -1,4 +1,4 @@
-"""Images for training and search: what `--data` names, split into train, val and test."""
+"""The images of a run: those that `--data` names, split into train, val and test."""
 
 import hashlib
 import json
@@ -32,14 +32,14 @@ logger = logging.getLogger("greedynas")
 
 @dataclass
 class Data:
-    """The images of a run, split into train, validation and test. The test set is for the very end.
+    """The images of a run, split into train, validation and test. The test set is only for the final evaluation.
 
     Attributes:
         train: The training images.
-        val: The validation images, which rank paths.
+        val: The validation images, which paths are ranked on.
         class_names: The names of the classes.
-        notes: What was read, how it was split, and what was left out.
-        class_weights: The weight of each class on the device; None where all images count alike.
+        notes: Notes on what was read, how it was split, and what was left out.
+        class_weights: The weight of each class on the device; None if all images have the same weight.
 
     Example:
         >>> import greedynas
@@ -52,17 +52,19 @@ class Data:
     val: ImageSet
     class_names: list[str]
     notes: list[str]  # for the log: what was read, how it was split, what was left out
-    class_weights: Tensor | None  # (classes,), of mean 1 over the training images, on the device; None: all count alike
+    class_weights: (
+        Tensor | None
+    )  # (classes,), with mean 1 over the training images, on the device; None: all weigh the same
     _splits: Splits = field(repr=False)
     _shelves: Shelves = field(repr=False)
-    _pool: Shelf = field(repr=False)  # train, and what was held out of it for validation
-    _rows: dict[str, Rows] = field(repr=False)  # of the splits, as they were asked for
-    _check_duplicates: bool = field(repr=False)
+    _pool: Shelf = field(repr=False)  # train, and the images held out of it for validation
+    _rows: dict[str, Rows] = field(repr=False)  # of the splits, including unreadable images
+    _settings: DataSettings = field(repr=False)
     _copies: Copies | None = field(default=None, repr=False)
     _test: ImageSet | None = field(default=None, repr=False)
 
     def test(self) -> ImageSet:
-        """The test set, opened when it is first asked for."""
+        """Return the test set, which is opened on the first call."""
         if self._test is None:
             before = len(self.notes)
             self._read_late_test()
@@ -71,19 +73,19 @@ class Data:
             self._test = self._shelves.open(source, self._rows["test"], "test", trained=False).all()
             self.notes += self._shelves.notes
             if len(self._test) == 0:
-                raise GreedyNASError("no readable images are left in the test set")
+                raise GreedyNASError("no readable image is left in the test set: repair or add some")
             for note in self.notes[before:]:
                 logger.info(note)
         return self._test
 
     @property
     def test_count(self) -> int:
-        """How many test images there are, without a look at them; 0 where only reading them tells."""
+        """The number of test images, without opening them; 0 if it is unknown before they are read."""
         return len(self._rows["test"])
 
     @cached_property
     def manifest(self) -> Manifest:
-        """All that a run must find again when it goes on. Files are read for it that were not read before."""
+        """The identity of the images, which a resumed run must find again. Files that were not read yet are read."""
         wanted = np.union1d(self._rows["train"], self._rows["val"])
         skipped = {self._pool.source.relative(row) for row in np.setdiff1d(wanted, self._pool.rows).tolist()}
         if (val := self._splits.val) is not None:
@@ -91,11 +93,11 @@ class Data:
         return make_manifest(self._splits, self._rows, sorted(skipped))
 
     def identity(self) -> dict[str, Any]:
-        """Return what tells these images from others: counts, and a digest of all names, contents and splits."""
+        """Return the identity of these images: counts, and a digest of all names, contents and splits."""
         return {**self._counts(), "digest": self.manifest.digest()}
 
     def labels_identity(self) -> dict[str, Any]:
-        """Return the identity that older runs kept in `data.json`, which knows no more than classes and labels."""
+        """Return the identity that older runs stored in `data.json`, which covers only classes and labels."""
         digest = hashlib.sha256(json.dumps(self.class_names).encode())
         for images in (self.train, self.val):
             digest.update(images.labels.numpy().tobytes())
@@ -105,7 +107,7 @@ class Data:
         return {"classes": len(self.class_names), "train": len(self.train), "val": len(self.val)}
 
     def caveats(self) -> dict[str, Any]:
-        """Return what belongs beside an accuracy on the test set: copies of training images in it, classes it lacks."""
+        """Return the caveats of an accuracy on the test set: copies of training images in it, and classes it lacks."""
         test = self.test() if self._test is None else self._test
         present = set(test.labels.tolist())
         absent = [name for label, name in enumerate(self.class_names) if label not in present]
@@ -113,22 +115,24 @@ class Data:
 
     @property
     def balanced(self) -> bool:
-        """Whether all classes count alike, in training and in every choice, however many images each has."""
+        """Whether all classes have the same weight in training and choices, whatever their numbers of images."""
         return self.class_weights is not None
 
     def weights_for(self, images: ImageSet) -> Tensor | None:
-        """Return the class weights for training on these images; None where all images count alike."""
+        """Return the class weights for training on these images, or None if all images have the same weight."""
         if self.class_weights is None:
             return None
         return balanced_weights(images.labels, len(self.class_names)).to(self.class_weights.device)
 
     def train_and_val(self) -> ImageSet:
-        """For retraining: the training images and those held out of them for validation."""
+        """Return the images for retraining: the training images and those held out of them for validation."""
         return self._pool.all()
 
     def split_anew(self, settings: DataSettings, seed: int) -> "Data | None":
-        """What `open_data` would return for another seed, without decoding anything again; None where that cannot be: images
-        that are not in memory, or a test set that is held out anew as well."""
+        """Return what `open_data` would return for another seed, without decoding anything again.
+
+        Returns None if that is impossible: images that are not in memory, or a test set that is held out anew, too.
+        """
         splits = self._splits
         if self._pool.pixels is None or (splits.test is None and splits.late_test is None):
             return None
@@ -140,6 +144,16 @@ class Data:
         shelves = self._shelves.of_seed(seed)
         return _assembled(settings, splits, shelves, pool, val, rows, self.class_names, notes, self._copies, test)
 
+    def at_size(self, size: int) -> "Data":
+        """Return the same images, with the same split, at another input size. Images in memory are decoded again."""
+        if size == self.train.view.size:
+            return self
+        settings, splits = self._settings, self._splits
+        shelves = self._shelves.of_view(self._pool.view.at_size(size))
+        pool, val, rows = _opened(splits, shelves, self._rows, self.class_names)
+        other = _assembled(settings, splits, shelves, pool, val, rows, self.class_names, [], self._copies)
+        return replace(other, notes=shelves.notes)
+
     def _read_late_test(self) -> None:
         splits = self._splits
         if len(self._rows["test"]) > 0 or splits.late_test is None:
@@ -149,7 +163,7 @@ class Data:
             splits.test.relabel(self.class_names, "test")
         self._rows = {**self._rows, "test": np.arange(len(splits.test))}
         self.notes += splits.test.notes
-        if self._check_duplicates:
+        if self._settings.check_duplicates:
             self._copies, note = _look_for_copies(splits, self._pool.rows, self._rows["test"])
             self.notes.append(note)
 
@@ -161,6 +175,7 @@ def open_data(
     settings: DataSettings | None = None,
     image_size: int | None = None,
     image_channels: int | None = None,
+    normalised: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
@@ -168,16 +183,18 @@ def open_data(
     """Read images and split them into train, validation and test. Test images are not decoded before `Data.test()`.
 
     Args:
-        source: What `--data` takes (a folder of images, "fashion", "torch/cifar10"…), a `DataSettings`, a torch `Dataset` of
-            (image, label), or a mapping of such data sets with the keys "train", "val" and "test". What is missing is held
-            out of "train".
-        space: The space that the images are for: it gives their size and channels.
-        settings: How images are split and augmented, where `source` does not say it itself.
-        image_size: The height and width in pixels that networks see, where no space is given.
-        image_channels: 1 or 3, where no space is given.
-        seed: Of the split and of augmentation.
-        device: Where batches go.
-        folder: A run directory. If a run has begun there, the images must be those it began with, and the split is its own.
+        source: Anything that `--data` takes (a folder of images, "fashion", "torch/cifar10"…), a `DataSettings`, a
+            torch `Dataset` of (image, label), or a mapping of such data sets with the keys "train", "val" and "test".
+            Missing sets are held out of "train".
+        space: The space that the images are for, which sets their size, their channels and their normalisation.
+        settings: How images are split and augmented, unless `source` is a `DataSettings`.
+        image_size: The height and width of the networks' input in pixels, if no space is given.
+        image_channels: 1 or 3, if no space is given.
+        normalised: The mean and the standard deviation of each channel for pixels in [0, 1], if they differ from those of
+            the space and of ImageNet.
+        seed: The seed of the split and of augmentation.
+        device: The device of the batches.
+        folder: A run directory. If a run was started there, the images must be the same, and its split is used.
 
     Returns:
         The images: `.train`, `.val`, `.test()`, `.class_names`.
@@ -202,7 +219,8 @@ def open_data(
         settings = (settings or DataSettings()).model_copy(update={"source": str(source)})
     else:
         settings, given = settings or DataSettings(), dataset_splits(source)
-    view = _view(settings, image_size, image_channels, seed)
+    mean, std = normalised or ((None, None) if space is None else (space.mean, space.std))
+    view = _view(settings, image_size, image_channels, seed, mean, std)
     refuse = settings.unreadable == "refuse"
     shelves = Shelves(view, device, settings.workers, settings.memory_gb, refuse)
     in_memory = InMemory(view.stored, view.channels, shelves.max_bytes, refuse)
@@ -215,16 +233,7 @@ def open_data(
     ranks.refuse_disagreement("images", [class_names, seen])
     rows = _agreed_rows(kept, splits, settings, seed)
 
-    pool = shelves.open(
-        splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
-    )
-    rows = _with_every_class(rows, pool, class_names)
-    if splits.val is not None:
-        val = shelves.open(splits.val, np.arange(len(splits.val)), "val", trained=False).all()
-    elif pool.pixels is None:  # a small part may fit where the whole does not
-        val = shelves.open(splits.train, rows["val"], "val", trained=False).all()
-    else:
-        val = pool.select(rows["val"])
+    pool, val, rows = _opened(splits, shelves, rows, class_names)
     notes = [_summary(settings.source, splits, rows, class_names)]
     notes += [note for source in (splits.train, splits.val, splits.test) if source for note in source.notes]
     notes += shelves.notes
@@ -238,10 +247,25 @@ def open_data(
     return _assembled(settings, splits, shelves, pool, val, rows, class_names, notes, copies)
 
 
-def _kept(folder: Path | None, splits: Splits) -> Manifest | None:
-    """Return what the run in `folder` has begun with, after a check that these are the same images.
+def _opened(
+    splits: Splits, shelves: Shelves, rows: dict[str, Rows], class_names: list[str]
+) -> tuple[Shelf, ImageSet, dict[str, Rows]]:
+    """Open the images of training and validation, and return the split in which every class is present."""
+    pool = shelves.open(
+        splits.train, np.sort(np.concatenate([rows["train"], rows["val"]])), "train" if splits.val else "train and val"
+    )
+    rows = _with_every_class(rows, pool, class_names)
+    if splits.val is not None:
+        return pool, shelves.open(splits.val, np.arange(len(splits.val)), "val", trained=False).all(), rows
+    if pool.pixels is None:  # a small part may fit even if the whole set does not
+        return pool, shelves.open(splits.train, rows["val"], "val", trained=False).all(), rows
+    return pool, pool.select(rows["val"]), rows
 
-    On every machine one rank has it, so as not to read all files again; rank 0 compares.
+
+def _kept(folder: Path | None, splits: Splits) -> Manifest | None:
+    """Return the manifest of the run in `folder`, after a check that these are the same images; None without one.
+
+    One rank of every machine reads it, to avoid reading all files again; rank 0 compares.
     """
     if folder is None or ranks.local_rank() > 0:
         return None
@@ -254,7 +278,7 @@ def _kept(folder: Path | None, splits: Splits) -> Manifest | None:
 
 
 def _agreed_rows(kept: Manifest | None, splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:
-    """Return the split of the run as rank 0 knows it, or a new one."""
+    """Return the split of the run, as read by rank 0, or a new one."""
     if not ranks.broadcast(kept is not None):
         return _split(splits, settings, seed)
     own = rows_of(kept, splits) if kept is not None and ranks.is_first() else {}
@@ -268,7 +292,7 @@ def _names_crc(source: Source) -> int:
 
 
 def _look_for_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> tuple[Copies | None, str]:
-    """Return the copies of training images in the test set, on all ranks as rank 0 finds them, and a note."""
+    """Return the copies of training images in the test set, which rank 0 finds for all ranks, and a note."""
 
     def found() -> dict[str, Any] | None:
         copies = find_copies(splits, pool_rows, test_rows)
@@ -276,9 +300,9 @@ def _look_for_copies(splits: Splits, pool_rows: Rows, test_rows: Rows) -> tuple[
 
     seen = ranks.on_first(found)
     if seen is None:
-        return None, f"copies between train and test were not looked for: there are more than {MOST_HASHED:,} images"
+        return None, f"train and test were not compared for copies: there are more than {MOST_HASHED:,} images"
     copies = Copies(**seen)
-    return copies, copies.told()
+    return copies, copies.sentence()
 
 
 def _assembled(
@@ -302,12 +326,18 @@ def _assembled(
     weights = None
     if settings.class_weights == "balanced":
         weights = balanced_weights(train.labels, len(class_names)).to(pool.device)
-    check = settings.check_duplicates
-    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows, check, copies, test)
+    return Data(train, val, class_names, notes, weights, splits, shelves, pool, rows, settings, copies, test)
 
 
-def _view(settings: DataSettings, image_size: int, image_channels: int, seed: int) -> View:
-    normalisation(image_channels)  # refuses what images cannot have
+def _view(
+    settings: DataSettings,
+    image_size: int,
+    image_channels: int,
+    seed: int,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> View:
+    normalisation(image_channels)  # raises for other numbers of channels than 1 and 3
     return View(
         size=image_size,
         stored=stored_side(image_size, settings.crop_fraction),
@@ -317,6 +347,9 @@ def _view(settings: DataSettings, image_size: int, image_channels: int, seed: in
         min_scale=settings.min_scale,
         flip=settings.flip,
         seed=seed,
+        mean=mean,
+        std=std,
+        crop_fraction=settings.crop_fraction,
     )
 
 

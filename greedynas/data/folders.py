@@ -1,7 +1,7 @@
-"""Image folders: find the image files of every class, each real file once, and count what is left out.
+"""Image folders: find the image files of every class, each real file once, and count the files that are left out.
 
-Links are followed, because data sets are often made of them. A link that leads back to a folder above, or to an image that
-the class has already, would multiply images or never end: it is left out and counted.
+Links are followed, because data sets are often made of them. A link to a parent folder, or to an image that the class
+already has, would cause an infinite loop or duplicates: it is left out and counted.
 """
 
 import os
@@ -14,7 +14,7 @@ import numpy as np
 
 from greedynas.runtime.errors import GreedyNASError
 
-# What timm takes for images
+# The extensions that timm treats as images
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
               ".pnm", ".jp2", ".avif", ".tga")  # fmt: skip
 NAMED = 5  # names or extensions in one note
@@ -25,7 +25,7 @@ Parts = tuple[str, ...]  # a path below the listed folder, from the name of the 
 
 @dataclass
 class LeftOut:
-    """Count what is not taken, and remember the first of it."""
+    """The number of files that are left out for one reason, and the name of the first one."""
 
     count: int = 0
     first: str = ""
@@ -43,17 +43,19 @@ class Listing:
     stray: list[str] = field(default_factory=list)  # images that are in no class folder
     empty: list[str] = field(default_factory=list)  # class folders without images
     unlisted: list[tuple[str, str]] = field(default_factory=list)  # folders that cannot be listed, and why
-    extensions: Counter[str] = field(default_factory=Counter)  # of files that are not taken for images
+    extensions: Counter[str] = field(default_factory=Counter)  # of files that are not treated as images
     others: LeftOut = field(default_factory=LeftOut)  # the files with these extensions
-    links: LeftOut = field(default_factory=LeftOut)  # links to what is listed already, or to a folder above
-    shared: LeftOut = field(default_factory=LeftOut)  # files that are in two classes through links
+    links: LeftOut = field(
+        default_factory=LeftOut
+    )  # links to files or folders that are already listed, or to a parent folder
+    shared: LeftOut = field(default_factory=LeftOut)  # files that are in two classes by links
 
     def classes(self) -> list[str]:
         """Return the names of the classes that have images, in natural order."""
         return sorted({parts[0] for parts in self.files}, key=lambda name: (natural_key(name), name))
 
     def other_files(self) -> str:
-        """Describe the files with other extensions: how many, which extensions, the first name."""
+        """Return a text about the files with other extensions: their number, the extensions, the first name."""
         if not self.others.count:
             return ""
         kinds = [f"{extension or 'none'} {count:,}" for extension, count in self.extensions.most_common()]
@@ -64,14 +66,14 @@ class Listing:
         )
 
     def notes(self) -> list[str]:
-        """Return one sentence for each kind of thing that was left out or is suspicious."""
+        """Return one sentence for each kind of file that was left out or is suspicious."""
         notes = [f"left out: {self.other_files()}"] if self.others.count else []
         if self.unlisted:
             named = some([f"{name} ({why})" for name, why in self.unlisted])
             notes.append(f"left out: {len(self.unlisted):,} folder(s) that cannot be listed: {named}")
         if self.links.count:
             notes.append(
-                f"left out: {self.links.count:,} link(s) to images or folders that are counted already, "
+                f"left out: {self.links.count:,} link(s) to images or folders that are already counted, "
                 f"the first: {self.links.first}"
             )
         if self.shared.count:
@@ -80,9 +82,9 @@ class Listing:
 
 
 def list_images(folder: str) -> Listing:
-    """List the images below each class folder, however deep, in the order of their names on every machine.
+    """Return the images at any depth below each class folder, in the same order of names on every machine.
 
-    Names that start with a dot are passed over. Raises OSError if the folder itself cannot be listed.
+    Names that start with a dot are ignored. Raises OSError if the folder itself cannot be listed.
     """
     listing = Listing()
     above = _folders_above(folder)
@@ -113,10 +115,12 @@ class _Walk:
     def __init__(self, folder: str, name: str, seen: set[Identity], listing: Listing) -> None:
         self.folder, self.listing, self.seen = folder, listing, seen
         self.folders: list[Parts] = [(name,)]
-        self.linked_folders: list[Parts] = []  # they wait: what is reached without a link keeps its own name
+        self.linked_folders: list[
+            Parts
+        ] = []  # listed last, so that files that are reached without a link keep their own names
         self.files: list[tuple[Parts, Identity]] = []
         self.linked_files: list[Parts] = []
-        self.loop = False  # whether the class folder itself leads to a folder above
+        self.loop = False  # whether the class folder itself is a link to a parent folder
 
     def run(self) -> tuple[list[Parts], list[Identity]]:
         """Return the image files, and the device and inode of each."""
@@ -125,7 +129,7 @@ class _Walk:
         identities: dict[Identity, Parts] = {}
         found: list[Parts] = []
         kept: list[Identity] = []
-        # Some file systems say another inode in a listing than in a stat: with links the latter is needed of all.
+        # Some file systems return different inodes in a listing and in a stat: if there are links, stat all files.
         stat_all = bool(self.linked_files)
         for parts, identity in sorted(self.files):
             self._keep(parts, self._stat(parts) if stat_all else identity, identities, found, kept)
@@ -147,7 +151,7 @@ class _Walk:
         except OSError as error:
             self.listing.unlisted.append((_shown(parts), error.strerror or str(error)))
             return
-        for entry in reversed(visible):  # the last one that is put on the stack is listed first
+        for entry in reversed(visible):  # the last one on the stack is listed first
             inner = (*parts, entry.name)
             if _is_folder(entry):
                 (self.linked_folders if entry.is_symlink() else self.folders).append(inner)
@@ -163,7 +167,7 @@ class _Walk:
     def _stat(self, parts: Parts) -> Identity:
         try:
             status = os.stat(os.path.join(self.folder, *parts))  # noqa: PTH116, PTH118
-        except OSError:  # a link that leads nowhere stays in the list: it is unreadable, and named as such
+        except OSError:  # a broken link stays in the list, and is reported as unreadable
             return 0, 0
         return status.st_dev, status.st_ino
 
@@ -178,7 +182,7 @@ class _Walk:
 
 
 def _folders_above(folder: str) -> set[Identity]:
-    """Return the identities of the folder and of all folders above it, by its name and by its real place."""
+    """Return the identities of the folder and of all its parents, by its name and by its real path."""
     found = set()
     for path in {os.path.abspath(folder), os.path.realpath(folder)}:  # noqa: PTH100
         while True:
@@ -198,7 +202,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _sort_by_extension(listing: Listing, parts: Parts) -> bool:
-    """Count a file that is not taken for an image; return whether it was one. Only files of classes are counted."""
+    """Return whether a file is an image by its extension; count it otherwise. Only files of classes are counted."""
     extension = os.path.splitext(parts[-1])[1].lower()  # noqa: PTH122
     if extension in EXTENSIONS:
         return False
@@ -209,9 +213,9 @@ def _sort_by_extension(listing: Listing, parts: Parts) -> bool:
 
 
 def _note_shared(listing: Listing, identities: Sequence[Sequence[Identity]]) -> None:
-    """Find files that are in two classes: whoever made such links should know that they have two labels."""
+    """Note the files that are in two classes by links, and so have two labels."""
     keys = np.array([identity for found in identities for identity in found], np.uint64).reshape(-1, 2)
-    order = np.lexsort(keys.T)  # stable: of equal ones the first class comes first
+    order = np.lexsort(keys.T)  # the sort is stable: among equal ones, the first class comes first
     equal = (keys[order[1:]] == keys[order[:-1]]).all(axis=1) & (keys[order[1:], 1] != 0)
     for place in np.flatnonzero(equal).tolist():
         names = [_shown(listing.files[order[i]]) for i in (place, place + 1)]
@@ -219,7 +223,7 @@ def _note_shared(listing: Listing, identities: Sequence[Sequence[Identity]]) -> 
 
 
 def _refuse_name(name: str, folder: str) -> None:
-    """Refuse the name of a class that no JSON, YAML or ONNX file could hold."""
+    """Raise for the name of a class that JSON, YAML and ONNX files could not hold."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -229,17 +233,17 @@ def _refuse_name(name: str, folder: str) -> None:
 
 
 def natural_key(name: str) -> list[int | str]:
-    """Sort numbers in names by their value, as timm does."""
+    """Return a key that sorts numbers in names by their value, as timm does."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name.lower())]
 
 
 def shown_path(path: str | bytes) -> str:
-    """Return a path as text that can be printed: bytes that are no UTF-8 are written as \\xNN."""
+    """Return a path as printable text: bytes that are not UTF-8 are written as \\xNN."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def some(names: Sequence[str], most: int = NAMED) -> str:
-    """Join the first few names, and say how many more there are."""
+    """Return the first few names as text, with the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

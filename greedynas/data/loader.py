@@ -1,7 +1,7 @@
 """Sets of images as batches on the device: from memory, or streaming through worker processes.
 
-In both, the order of an epoch depends on (seed, epoch) alone and a sample's augmentation on (seed, epoch, sample), so that
-the number of workers changes nothing.
+In both cases, the order of an epoch depends only on (seed, epoch) and a sample's augmentation on (seed, epoch, sample),
+so that the number of workers has no effect.
 """
 
 import logging
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from greedynas.data.crops import Growing, Wholes
+from greedynas.data.crops import Growing, WholeImages
 from greedynas.data.sources import Source
 from greedynas.data.transforms import (
     GONE,
@@ -49,20 +49,20 @@ Batch = tuple[Tensor, Tensor, list[Problem]]
 Item = TypeVar("Item")
 logger = logging.getLogger("greedynas")
 
-NAMED = 20  # unreadable files that the notes name
-FEW = 2000  # images that are decoded in this process: starting workers would take longer
+NAMED = 20  # number of unreadable files that the notes name
+FEW = 2000  # fewer images are decoded in this process, because starting workers would take longer
 CHUNK = 128  # images that a worker decodes at a time
-HEADERS = 256  # images by whose sizes it is estimated what all take in memory
-MARGIN = 1.05  # room for such an estimate
-PARTS = 5  # of what is loaded
+HEADERS = 256  # images whose sizes are read to estimate the memory of all
+MARGIN = 1.05  # factor of safety for such an estimate
+PARTS = 5  # tensors of a loaded chunk
 
 
 class ImageSet:
-    """Labelled images, as batches on the device. Made by `open_data`."""
+    """A set of labelled images, as batches on the device. `open_data` makes them."""
 
     def __init__(self, shelf: "Shelf", rows: Rows) -> None:
         self._shelf = shelf
-        self._rows = rows  # of the shelf's pixels when they are in memory, else of its source
+        self._rows = rows  # of the shelf's pixels if they are in memory, else of its source
         self._labels = shelf.source.labels[shelf.rows[rows] if shelf.pixels is not None else rows]
         self.labels = torch.from_numpy(self._labels)
 
@@ -79,13 +79,13 @@ class ImageSet:
         return self._shelf.rows[self._rows] if self.in_memory else self._rows
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """An incomplete last batch is left out, unless it is the only one."""
+        """Return the number of batches of an epoch; an incomplete last batch is dropped, unless it is the only one."""
         return max(1, len(self) // batch_size)
 
     def train_batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from number `start` on: augmented float32 (n, channels, size, size), and labels.
+        """Yield the batches of an epoch from `start` on: augmented float32 (n, channels, size, size), and labels.
 
-        Of several ranks, each gets its share of every batch.
+        With several ranks, each gets its share of every batch.
         """
         order = stream(self._shelf.view.seed, "order", epoch).permutation(len(self))
         order = order[start * batch_size : self.steps_per_epoch(batch_size) * batch_size]
@@ -100,7 +100,7 @@ class ImageSet:
         return self._from_wholes(epoch, batches) if shelf.wholes is not None else self._from_memory(epoch, batches)
 
     def seen(self, **changes: Any) -> "ImageSet":
-        """The same images through a view with these changes, such as another seed or more augmentation."""
+        """Return the same images with a changed view, such as another seed or more augmentation."""
         return ImageSet(replace(self._shelf, view=replace(self._shelf.view, **changes)), self._rows)
 
     @property
@@ -108,7 +108,7 @@ class ImageSet:
         return self._shelf.view
 
     def eval_batch(self, indices: Sequence[int] | NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
-        """These images (None: all) without augmentation: float32 (n, channels, size, size), and labels."""
+        """Return these images (None: all) without augmentation: float32 (n, channels, size, size), and labels."""
         shelf = self._shelf
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         if shelf.pixels is not None:
@@ -124,9 +124,9 @@ class ImageSet:
         return shelf.view.normalise(shelf.view.centre(pixels).to(shelf.device)), labels.to(shelf.device)
 
     def balanced(self, n: int, rng: np.random.Generator) -> Rows:
-        """n different images at random, as many of each class as of the others; classes with too few give all they have."""
+        """Return n different random images, equally many of all classes; classes with too few contribute all."""
         if not 0 <= n <= len(self):
-            raise GreedyNASError(f"cannot draw {n:,} different images, there are {len(self):,}")
+            raise GreedyNASError(f"cannot draw {n:,} different images: there are only {len(self):,}")
         counts = np.bincount(self._labels)
         take = np.zeros_like(counts)
         while (missing := n - int(take.sum())) > 0:
@@ -136,13 +136,13 @@ class ImageSet:
             else:
                 take[rich] += np.minimum(missing // len(rich), (counts - take)[rich])
         order, rank = shuffled_by_class(self._labels, counts, rng)
-        return rng.permutation(order[rank < np.repeat(take, counts)])  # so that any chunk of it is a mixture
+        return rng.permutation(order[rank < np.repeat(take, counts)])  # so that every chunk has images of many classes
 
     def _from_memory(self, epoch: int, batches: list[Rows]) -> Iterator[tuple[Tensor, Tensor]]:
         shelf = self._shelf
         if not batches or shelf.pixels is None:
             return
-        # The whole epoch at once: no batch waits for its indices on their way to the device.
+        # The indices of the whole epoch are sent at once, so that no batch waits for its own.
         order, size = np.concatenate(batches), len(batches[0])
         plans = sent(shelf.view.plan(epoch, order), shelf.device).split(size)
         rows = sent(torch.from_numpy(self._rows[order]), shelf.device).split(size)
@@ -170,19 +170,19 @@ class ImageSet:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for what it has to do before."""
+    """Return a tensor on the device, without waiting for earlier work of the device."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def shuffled_by_class(labels: Rows, counts: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """All indices, class by class, in random order within each; and the place of each within its class."""
+    """Return all indices, class by class, in random order within each, and the position of each within its class."""
     order = np.lexsort((rng.random(len(labels)), labels))
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 @dataclass
 class Shelf:
-    """Images of one source, of which sets are made."""
+    """The images of one source, from which sets are made."""
 
     source: Source
     rows: Rows  # of the source, in order
@@ -192,49 +192,51 @@ class Shelf:
     workers: int
     refuse: bool
     reported: set[str] = field(default_factory=set)
-    wholes: Wholes | None = None  # of those rows, where they are in memory and training takes crops of them
+    wholes: WholeImages | None = None  # of those rows, if they are in memory and training uses random crops
 
     @property
     def can_train(self) -> bool:
-        """Whether batches for training come from memory."""
+        """Whether training batches can come from memory."""
         return self.pixels is not None and (self.wholes is not None or self.view.augment != "resized_crop")
 
     @cached_property
     def on_cpu(self) -> Tensor:
-        """The pixels where worker processes can see them."""
+        """The pixels in CPU memory, where worker processes can read them."""
         assert self.pixels is not None
         return self.pixels.cpu()
 
     @cached_property
-    def wholes_on_cpu(self) -> Wholes | None:
+    def wholes_on_cpu(self) -> WholeImages | None:
         return None if self.wholes is None else self.wholes.on_cpu()
 
     def all(self) -> ImageSet:
         return self.select(self.rows)
 
     def select(self, rows: Rows) -> ImageSet:
-        """The set of those rows of the source that are here."""
+        """Return the set of these rows of the source; rows that are not on the shelf are ignored."""
         if self.pixels is None:
             return ImageSet(self, rows)
         return ImageSet(self, np.flatnonzero(np.isin(self.rows, rows)))
 
     def report(self, problems: list[Problem], nothing: bool) -> None:
-        """Unreadable files met while streaming: refused, or named in the log once. Without those that were lost, a resumed
-        run would have other images: they are always refused."""
+        """Raise for unreadable files that streaming found, or log each of them once, depending on `refuse`.
+
+        Files that have disappeared are always refused: without them, a resumed run would have other images.
+        """
         for name, why in problems:
             if why == GONE:
-                raise GreedyNASError(f"cannot read {name}: {why}; bring it back, and give the same command again")
+                raise GreedyNASError(f"cannot read {name}: {why}; restore it, and give the same command again")
             if self.refuse:
                 raise _refusal(name, why)
             if name not in self.reported:
                 self.reported.add(name)
                 logger.warning("cannot read %s: %s; the next readable image takes its place", name, why)
         if nothing:
-            raise GreedyNASError(f"none of the images can be read, such as {problems[0][0]}: {problems[0][1]}")
+            raise GreedyNASError(f"none of the images can be read, for example {problems[0][0]}: {problems[0][1]}")
 
 
 class Shelves:
-    """Opens sources alike: decides what stays in memory, and keeps notes for the log."""
+    """A factory of shelves, which decides what stays in memory and collects notes for the log."""
 
     def __init__(
         self, view: View, device: torch.device, workers: int | None, memory_gb: float | None, refuse: bool
@@ -242,17 +244,21 @@ class Shelves:
         self.view, self.device, self.refuse = view, device, refuse
         self.workers = max(1, cpus() // ranks.local_size()) if workers is None else workers
         most = _share_of_memory(device) if memory_gb is None else int(1e9 * memory_gb)
-        self.max_bytes = min(ranks.gather_words(most))  # so that all ranks decide alike
+        self.max_bytes = min(ranks.gather_values(most))  # so that all ranks decide the same
         self.notes: list[str] = []
 
     def of_seed(self, seed: int) -> "Shelves":
-        """The same, for sets with another order and other augmentation."""
+        """Return the same factory for another seed of order and augmentation."""
+        return self.of_view(replace(self.view, seed=seed))
+
+    def of_view(self, view: View) -> "Shelves":
+        """Return the same factory for images that are seen in another way."""
         other = copy(self)
-        other.view, other.notes = replace(self.view, seed=seed), []
+        other.view, other.notes = view, []
         return other
 
     def open(self, source: Source, rows: Rows, what: str, trained: bool = True) -> Shelf:
-        """Return the images of these rows. Those that are not `trained` on need no whole images for crops."""
+        """Return the images of these rows. Images that are not `trained` on need no whole images for crops."""
         crops = trained and self.view.augment == "resized_crop"
         size = self.bytes_of(source, rows, crops)
         if size <= self.max_bytes and (loaded := self._load(source, rows, crops, size)) is not None:
@@ -264,7 +270,7 @@ class Shelves:
         return Shelf(source, rows, None, self.view, self.device, self.workers, self.refuse)
 
     def bytes_of(self, source: Source, rows: Rows, crops: bool) -> int:
-        """Return what these images take in memory; with `crops` also whole, estimated from the sizes of some of them."""
+        """Return the memory that these images need; with `crops` including whole ones, estimated from some sizes."""
         squares = len(rows) * self.view.stored**2 * self.view.channels
         if not crops or source.ready(rows[:1], self.view.stored, self.view.channels) is not None:
             return squares
@@ -274,14 +280,18 @@ class Shelves:
         ]
         return squares + math.ceil(float(np.mean(pixels or [0])) * len(rows)) * self.view.channels
 
-    def _load(self, source: Source, rows: Rows, crops: bool, size: int) -> tuple[Tensor, Wholes | None, Rows] | None:
-        """The squares of all rows that can be read, with `crops` also the whole images, and which rows these are; None where
-        they turn out to be larger than what may stay in memory."""
+    def _load(
+        self, source: Source, rows: Rows, crops: bool, size: int
+    ) -> tuple[Tensor, WholeImages | None, Rows] | None:
+        """Return the squares of all readable rows, with `crops` also the whole images, and these rows.
+
+        Returns None if the whole images turn out to need more memory than is allowed.
+        """
         side, channels = self.view.stored, self.view.channels
         ready = source.ready(rows, side, channels)
         if ready is not None:
             pixels = torch.from_numpy(np.ascontiguousarray(ready)).to(self.device)
-            return pixels, Wholes.of_squares(pixels) if crops else None, rows
+            return pixels, WholeImages.of_squares(pixels) if crops else None, rows
         pixels = torch.empty((len(rows), side, side, channels), dtype=torch.uint8, device=self.device)
         growing = None
         if crops:
@@ -308,12 +318,12 @@ class Shelves:
 
 
 def _size(source: Source, row: int) -> tuple[int, int] | None:
-    """Width and height of an image by its header; None if it is no image."""
+    """Return the width and height of an image from its header, or None if it is not an image."""
     try:
         with source.image(row) as image:
             return image.size
     except Exception as error:
-        reason(error)  # raises what is the machine's fault
+        reason(error)  # raises again an error of the machine
         return None
 
 
@@ -321,8 +331,11 @@ Loaded = tuple[list[Tensor], list[Problem]]
 
 
 class _Load(Dataset[Loaded]):
-    """Rows of a source as they are kept, those that can be read: squares, rows, and of whole images, if these are kept as
-    well, the pixels one after the other, heights and widths, aspects; and problems."""
+    """The readable rows of a source in the form that is kept in memory, in chunks of rows.
+
+    A chunk has squares, rows, and of whole images (if they are kept) the concatenated pixels, heights and widths, and
+    aspects; and the problems of unreadable images.
+    """
 
     def __init__(self, source: Source, view: View, crops: bool) -> None:
         self.source, self.view, self.crops = source, view, crops
@@ -351,16 +364,15 @@ class _Load(Dataset[Loaded]):
 
 
 class _Decode(Dataset[Batch]):
-    """Batches of a streaming set. In the place of an unreadable image comes the next readable one of the set, the same
-    whoever decodes it."""
+    """The batches of a streaming set. An unreadable image is replaced by the next readable one, in any process."""
 
     def __init__(self, source: Source, rows: Rows, view: View) -> None:
         self.source, self.rows, self.view = source, rows, view
 
     def __getitem__(self, key: tuple[int, Rows]) -> Batch:
-        """The samples of a batch in an epoch: (augmented pixels, labels, problems)."""
+        """Return the samples of a batch in an epoch: (augmented pixels, labels, problems)."""
         epoch, samples = key
-        if self.view.augment == "resized_crop":  # of the whole image, not only of the square that would be kept
+        if self.view.augment == "resized_crop":  # crop the whole image, not only the square that would be kept
             numbers = self.view.numbers(epoch, samples)
             found = self.collect([self.one(sample, numbers[i]) for i, sample in enumerate(samples.tolist())])
             pixels, labels, problems = found
@@ -371,7 +383,7 @@ class _Decode(Dataset[Batch]):
         return _augmented_more(self.view, pixels, epoch, samples), labels, problems
 
     def one(self, sample: int, numbers: Numbers | None = None) -> tuple[Pixels | None, int, list[Problem]]:
-        """Pixels and label of a sample or of its replacement: a square to keep, or a random crop by the numbers."""
+        """Return pixels, label and problems of a sample or its replacement: a square, or a crop by the numbers."""
         problems: list[Problem] = []
         for attempt in range(len(self.rows)):
             row = int(self.rows[(sample + attempt) % len(self.rows)])
@@ -382,7 +394,7 @@ class _Decode(Dataset[Batch]):
         return None, -1, problems
 
     def collect(self, found: list[tuple[Pixels | None, int, list[Problem]]]) -> Batch:
-        """One batch of what was read; it is for the parent process to say that nothing could be."""
+        """Return one batch of the samples that could be read; if there are none, the parent process raises."""
         squares = [pixels for pixels, _, _ in found if pixels is not None]
         none = np.empty((0, self.view.stored, self.view.stored, self.view.channels), np.uint8)
         labels = torch.tensor([label for pixels, label, _ in found if pixels is not None], dtype=torch.int64)
@@ -391,9 +403,9 @@ class _Decode(Dataset[Batch]):
 
 
 class _Recall(Dataset[Batch]):
-    """Batches of a set in memory, for augmentation that takes longer than the network would wait."""
+    """The batches of a set in memory, made by workers, for augmentation that is too slow for the main process."""
 
-    def __init__(self, pixels: Tensor, wholes: Wholes | None, rows: Rows, labels: Rows, view: View) -> None:
+    def __init__(self, pixels: Tensor, wholes: WholeImages | None, rows: Rows, labels: Rows, view: View) -> None:
         self.pixels, self.wholes, self.rows, self.labels, self.view = pixels, wholes, rows, labels, view
 
     def __getitem__(self, key: tuple[int, Rows]) -> Batch:
@@ -410,13 +422,13 @@ class _Recall(Dataset[Batch]):
 def _augmented_more(view: View, pixels: Tensor, epoch: int, samples: Rows) -> Tensor:
     if not view.more or len(pixels) == 0:
         return pixels
-    from greedynas.data.augmentation import augment_more  # it brings timm
+    from greedynas.data.augmentation import augment_more  # it imports timm
 
     return augment_more(view, pixels, epoch, samples)
 
 
 def _read(source: Source, row: int, view: View, numbers: Numbers | None = None) -> Pixels:
-    """A square to keep, or a random crop of the whole image by the numbers."""
+    """Return the square of an image, or a random crop of the whole image by the numbers."""
     try:
         with source.image(row) as image:
             if numbers is None:
@@ -428,7 +440,7 @@ def _read(source: Source, row: int, view: View, numbers: Numbers | None = None) 
 
 
 def _read_both(source: Source, row: int, view: View) -> tuple[Pixels, Pixels, float]:
-    """A square to keep, the whole image for crops, and its aspect."""
+    """Return the square of an image, the whole image for crops, and its aspect."""
     try:
         with source.image(row) as image:
             if decoded_alike(image, view.stored, view.whole):
@@ -445,7 +457,7 @@ def _refusal(name: str, why: str) -> GreedyNASError:
 
 
 def _loader(dataset: Dataset[Item], keys: list[Any], workers: int, pin_memory: bool = False) -> Iterator[Item]:
-    """The items of the keys, in order."""
+    """Yield the items of the keys, in order."""
     if workers == 0 or not keys:
         yield from (dataset[key] for key in keys)
         return
@@ -455,18 +467,18 @@ def _loader(dataset: Dataset[Item], keys: list[Any], workers: int, pin_memory: b
         sampler=keys,
         num_workers=min(workers, len(keys)),
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # else the workers' seeds are drawn from the global one
+        generator=torch.Generator(),  # otherwise the workers' seeds are drawn from the global generator
         worker_init_fn=partial(_prepare_worker, os.getpid()),
     )
     try:
         yield from loader
     except (ConnectionError, EOFError) as error:
-        # What PyTorch does not turn into its own message: a worker was killed while it sent an item.
+        # PyTorch has no message of its own for a worker that was killed while it sent an item.
         raise RuntimeError(f"DataLoader worker has ended while it sent images: {error}") from None
 
 
 def _from_all_ranks(dataset: Dataset[Loaded], keys: list[Any], workers: int) -> Iterator[Loaded]:
-    """The items of the keys, in order; each is made by one rank and sent to the others."""
+    """Yield the items of the keys, in order; each is made by one rank and sent to the others."""
     if ranks.size() == 1:
         yield from _loader(dataset, keys, workers)
         return
@@ -475,16 +487,16 @@ def _from_all_ranks(dataset: Dataset[Loaded], keys: list[Any], workers: int) -> 
     for start in range(0, len(keys), ranks.size()):
         tensors, problems = next(mine, nothing)
         parts = [ranks.gather(part.numpy()) for part in tensors]
-        items = list(zip(zip(*parts, strict=True), ranks.gather_words(problems), strict=True))
+        items = list(zip(zip(*parts, strict=True), ranks.gather_values(problems), strict=True))
         for arrays, bad in items[: len(keys) - start]:
             yield [torch.from_numpy(array) for array in arrays], [(name, why) for name, why in bad]
 
 
 def _prepare_worker(parent: int, _: int) -> None:
-    """A worker whose parent was killed while it started would wait for work for ever: torch's own watch begins later.
+    """Make a worker ignore signals, and end it if its parent was killed while it started.
 
-    Ctrl-C and the notice of a machine that goes away reach workers too; they go on, so that their parent can finish its
-    step, and end with it.
+    Without that check, such a worker would wait for work forever, because torch's own watchdog starts later. Ctrl-C and
+    SIGTERM reach workers, too; they continue, so that their parent can finish its step, and end with it.
     """
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -493,25 +505,28 @@ def _prepare_worker(parent: int, _: int) -> None:
 
 
 def cpus() -> int:
-    """How many processes decode images, unless it is said."""
+    """Return the default number of processes that decode images."""
     return min(8, cores())
 
 
 def cores() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _share_of_memory(device: torch.device) -> int:
-    """What a split may take: a share of what the machine has, not of what happens to be free, so that the same run on the
-    same machine always decides alike."""
+    """Return the memory that a split may use by default: a share of all memory.
+
+    The share does not depend on the memory that is free now, so that the same run on the same machine always decides
+    the same.
+    """
     if device.type == "cuda":
         return int(0.4 * torch.cuda.get_device_properties(device).total_memory)
     return machine_memory() // 4 // ranks.local_size()
 
 
 def machine_memory() -> int:
-    """Bytes that this process may use: the machine's, or those of its container."""
+    """Return the bytes of memory that this process may use: those of the machine or of its container."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         file = Path("/sys/fs/cgroup") / limit

@@ -1,11 +1,11 @@
-"""The identity of a run's images, kept in its `data.jsonl`: which images there are, what is in them, how they were split.
+"""The identity of a run's images, stored in its `data.jsonl`: their names, their contents, and how they were split.
 
-A run that goes on must find the same images. Where they lie does not count: files are known by their names below the folder
-that `--data` names, and by their contents.
+A resumed run must find the same images. Their location does not matter: files are identified by their names below the
+folder that `--data` names, and by their contents.
 
-What is read: when a run begins, every file once, or, where all files together exceed 4 GB, the first and last 16 KiB of each
-(see `sources`). Later only files whose size or time of last change (ctime, which nothing but the system can set) is
-not as remembered; a data set that was copied is read once more.
+When a run starts, every file is read once, or only its first and last 16 KiB if all files together exceed 4 GB (see
+`sources`). Later, only files whose size or time of last change (ctime, which only the system can set) has changed are
+read again; a copied data set is read once more.
 """
 
 import hashlib
@@ -26,28 +26,28 @@ from greedynas.runtime.files import write_atomically
 
 FILE = "data.jsonl"
 SCHEMA_VERSION = VERSIONS["data"]
-MAX_BYTES = 4 * 10**9  # some ten million images
+MAX_BYTES = 4 * 10**9  # about ten million images
 ROLES = ("train", "val", "test", "archive")
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run's images are. The four columns have one entry for each file."""
+    """The identity of a run's images. Roles, names, sizes, times and hashes have one entry for each file."""
 
     classes: tuple[str, ...]
     whole: bool  # whether files were hashed as a whole
     roles: tuple[str, ...] = ()  # the set that a file is in
     names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
-    times: tuple[int, ...] = ()  # of the last change, in ns; 0: not to be trusted
+    times: tuple[int, ...] = ()  # of the last change, in ns; 0: not trusted
     hashes: tuple[str, ...] = ()  # "": it cannot be read
-    arrays: dict[str, str] = field(default_factory=dict)  # hashes of sets that are no files
-    held_out: dict[str, list[int]] = field(default_factory=dict)  # rows of the training set, where it is no files
+    arrays: dict[str, str] = field(default_factory=dict)  # hashes of sets that are not files
+    held_out: dict[str, list[int]] = field(default_factory=dict)  # rows of the training set, if it is not files
     skipped: tuple[str, ...] = ()  # images that cannot be decoded
 
     def digest(self) -> str:
-        """Return the identity in 32 characters: all but the sizes and times."""
+        """Return the identity in 32 characters, which covers everything except the sizes and times."""
         found = hashlib.blake2b(digest_size=16)
         rest = [self.classes, self.whole, self.arrays, self.held_out, self.skipped]
         found.update(json.dumps(rest, sort_keys=True).encode())
@@ -56,7 +56,7 @@ class Manifest:
         return found.hexdigest()
 
     def places(self) -> dict[str, int]:
-        """Return the row of each file by its name."""
+        """Return the rows of all files by name."""
         return {name: row for row, name in enumerate(self.names)}
 
 
@@ -64,16 +64,16 @@ class Manifest:
 
 
 def make_manifest(splits: Splits, rows: dict[str, Rows] | None, skipped: Sequence[str] = ()) -> Manifest:
-    """Describe the images of a data set, of which files are read that are not known yet.
+    """Return the manifest of a data set; files whose hashes are unknown are read.
 
-    Without `rows`, which say what is held out of the training set, all of it has the role `train`.
+    Without `rows`, which define what is held out of the training set, all of it has the role `train`.
     """
     classes = tuple(splits.train.class_names[label] for label in np.unique(splits.train.labels))
     manifest = Manifest(classes, splits.whole(), skipped=tuple(skipped))
     arrays, held_out = {}, {}
     sources = splits.sources()
     held = {part: rows[part] for part in ("val", "test") if part not in sources} if rows is not None else {}
-    if splits.late_test is not None:  # it is not known before the end
+    if splits.late_test is not None:  # it is unknown until it is read at the end
         sources.pop("test", None)
     if splits.archives is not None:
         sources["archive"] = splits.archives
@@ -92,7 +92,7 @@ def make_manifest(splits: Splits, rows: dict[str, Rows] | None, skipped: Sequenc
 
 
 def _with_files(manifest: Manifest, source: Files, roles: Sequence[str]) -> Manifest:
-    times = source.trusted_times()  # before reading: what is changed while it is read is read again
+    times = source.trusted_times()  # before reading: a file that changes while it is read will be read again
     hashes = source.digests(np.arange(len(source)), manifest.whole)
     return replace(
         manifest,
@@ -105,7 +105,7 @@ def _with_files(manifest: Manifest, source: Files, roles: Sequence[str]) -> Mani
 
 
 def recall(kept: Manifest, splits: Splits) -> None:
-    """Let the data set take the hashes of files that have not changed from a manifest instead of reading them."""
+    """Copy the hashes of unchanged files from a manifest into the data set, so that they are not read again."""
     splits.read_whole = kept.whole
     places = kept.places()
     for source in _file_sources(splits):
@@ -120,12 +120,12 @@ def recall(kept: Manifest, splits: Splits) -> None:
 
 
 def times_changed(kept: Manifest, now: Manifest) -> bool:
-    """Return whether files were read again because of their times: then the new ones are worth remembering."""
+    """Return whether files were read again because of their times, so that the new times should be stored."""
     return any(old not in (0, new) for old, new in zip(kept.times, now.times, strict=True))
 
 
 def rows_of(kept: Manifest, splits: Splits) -> dict[str, Rows]:
-    """Return the split that a run began with, for a data set that was found to be the same."""
+    """Return the split that a run started with, for a data set that has been found to be the same."""
     sources = splits.sources()
     found: dict[str, Rows] = {}
     if isinstance(splits.train, Files):
@@ -152,26 +152,27 @@ def _file_sources(splits: Splits) -> list[Files]:
 
 
 def refuse_difference(kept: Manifest, splits: Splits, folder: Path) -> None:
-    """Raise with a line that names the first difference between a data set and the one that a run in `folder` began with.
+    """Raise with a line that names the first difference from the data set that the run in `folder` started with.
 
-    The split, which is the run's own, is not compared.
+    The split is not compared, because the run keeps its own.
     """
     now = make_manifest(splits, None)
-    if told := _classes_differ(kept, now) or _names_differ(kept, now, splits) or _contents_differ(kept, now, splits):
-        raise _refusal(told, folder)
+    if change := _classes_differ(kept, now) or _names_differ(kept, now, splits) or _contents_differ(kept, now, splits):
+        raise _refusal(change, folder)
 
 
 def refuse_other_identity(kept: Manifest, now: Manifest, folder: Path) -> None:
-    """The same for two manifests, with the split and the images that cannot be decoded."""
+    """Raise in the same way for two manifests, and also compare the split and the images that cannot be decoded."""
     if kept.digest() == now.digest():
         return
-    told = _classes_differ(kept, now) or _names_differ(kept, now, None) or _contents_differ(kept, now, None)
-    raise _refusal(told or _decoding_differs(kept, now) or "they are split in another way", folder)
+    change = _classes_differ(kept, now) or _names_differ(kept, now, None) or _contents_differ(kept, now, None)
+    raise _refusal(change or _decoding_differs(kept, now) or "they are split differently", folder)
 
 
-def _refusal(told: str, folder: Path) -> GreedyNASError:
+def _refusal(change: str, folder: Path) -> GreedyNASError:
     return GreedyNASError(
-        f"{told}: the images are not those that {folder} was begun with; restore them, or start a new run with another --out"
+        f"{change}: the images are not those that {folder} was started with; "
+        "restore them, or start a new run with another --out"
     )
 
 
@@ -201,7 +202,7 @@ def _and_more(count: int) -> str:
 
 
 def _out_of_reach(name: str, splits: Splits | None) -> str:
-    """Say which folder cannot be listed, if that is why a file is not found."""
+    """Return a note on the folder that cannot be listed, if that is why a file is missing, else an empty text."""
     for source in _file_sources(splits) if splits is not None else ():
         for folder, why in source.unlisted:
             if (source.root.decode(errors="surrogateescape") + name).startswith(folder + "/"):
@@ -216,13 +217,13 @@ def _contents_differ(kept: Manifest, now: Manifest, splits: Splits | None) -> st
         if kept.hashes[row] == now.hashes[place]:
             continue
         if not kept.hashes[row]:
-            return f"{_shown(name)} can be read now, and could not when the run began"
+            return f"{_shown(name)} can be read now, but could not be read when the run started"
         if not now.hashes[place]:
             return f"{_shown(name)} cannot be read{_why_unreadable(name, splits)}"
-        return f"{_shown(name)} has other contents"
+        return f"{_shown(name)} has changed"
     for part in sorted({*kept.arrays, *now.arrays}):
         if kept.arrays.get(part) != now.arrays.get(part):
-            return f"the {part} images are others"
+            return f"the {part} images have changed"
     return ""
 
 
@@ -240,7 +241,7 @@ def _decoding_differs(kept: Manifest, now: Manifest) -> str:
             return f"{_shown(name)} cannot be decoded here"
     for name in kept.skipped:
         if name not in now.skipped:
-            return f"{_shown(name)} is decoded now, and was left out when the run began"
+            return f"{_shown(name)} can be decoded now, but was left out when the run started"
     return ""
 
 
@@ -248,11 +249,11 @@ def _shown(name: str) -> str:
     return shown_path(name)
 
 
-# On the disk
+# Reading and writing
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a run; None if it has none (yet)."""
+    """Return the manifest of a run, or None if it has none (yet)."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -291,7 +292,7 @@ def _parsed(lines: Iterator[Any]) -> Manifest:
         skipped=tuple(_of(str, name) for name in head["skipped"]),
     )
     if found.digest() != head["digest"]:
-        raise ValueError("its content does not fit its digest")
+        raise ValueError("its content does not match its digest")
     return found
 
 
@@ -301,12 +302,12 @@ def _values(line: Any) -> list[Any]:
 
 def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind or (isinstance(value, int) and not -1 <= value < 2**63):
-        raise TypeError(f"{value!r:.40} is no {kind.__name__} here")
+        raise TypeError(f"{value!r:.40} should be of type {kind.__name__}")
     return value
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a run: a line about all, then one for each file."""
+    """Write the manifest of a run: one line for the whole set, then one for each file."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "digest": manifest.digest(),

@@ -1,4 +1,4 @@
-"""Random access to labelled images, whatever they come from, with the labels known before an image is decoded."""
+"""Random access to labelled images from any source, with labels that are known before an image is decoded."""
 
 import hashlib
 import io
@@ -20,17 +20,17 @@ from greedynas.data.folders import shown_path
 from greedynas.data.transforms import Pixels, open_image, reason, refuse_irregular
 from greedynas.runtime.errors import GreedyNASError
 
-WHOLE_BYTES = 4 * 10**9  # of all files together: of larger data sets only the ends of each file are hashed
+WHOLE_BYTES = 4 * 10**9  # of all files together: in larger data sets, only the ends of each file are hashed
 END_BYTES = 16_384  # at either end
-MOST_HASHED = 200_000  # images that are no files: of more, so many are hashed, evenly spread
-IO_THREADS = 16  # that wait for the disk
+MOST_HASHED = 200_000  # if more images are not files, this number of evenly spaced ones is hashed
+IO_THREADS = 16  # threads that wait for the disk
 CHUNK = 512  # files for a thread at a time
 EFFECTIVE = os.access in os.supports_effective_ids
-FRESH_NS = 2 * 10**9  # a file that was changed so shortly before it was read may be changed again at the "same" time
+FRESH_NS = 2 * 10**9  # a file that changed less than this before it was read may change again at the "same" time
 
 
 class Source(ABC):
-    """Labelled images by index. `labels` index `class_names`."""
+    """Labelled images by index. The values of `labels` are indices of `class_names`."""
 
     def __init__(self, class_names: Sequence[str], labels: NDArray[np.int64]) -> None:
         self.class_names = list(class_names)
@@ -42,30 +42,30 @@ class Source(ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """The image, not decoded yet where that is possible. Raises whatever the file's format raises."""
+        """Return an image, not decoded yet if possible. Raises whatever the decoder of its format raises."""
 
     def name(self, index: int) -> str:
-        """What messages call the image."""
+        """Return the name of an image for messages."""
         return f"image {index}"
 
     def relative(self, index: int) -> str:
-        """What a run knows the image by, wherever the data set lies."""
+        """Return the name of an image in a run, which does not depend on the location of the data set."""
         return self.name(index)
 
     @abstractmethod
     def digest(self, index: int) -> bytes:
-        """Equal for exact copies."""
+        """Return a digest of an image, which is equal for exact copies."""
 
     def digests(self, rows: NDArray[np.int64], whole: bool) -> list[bytes]:
-        """Return a digest for each row, equal for exact copies; b"" where the image cannot be read.
+        """Return a digest for each row, equal for exact copies; b"" if the image cannot be read.
 
-        Without `whole` only the ends of files are read.
+        Without `whole`, only the ends of files are read.
         """
         return [self.digest(row) for row in rows.tolist()]
 
     @cached_property
     def all_digest(self) -> str:
-        """The hash of all images and of their classes by name; of very many images it takes a part."""
+        """The hash of all images and the names of their classes; if there are very many images, of a part of them."""
         present = sorted({self.class_names[label] for label in np.unique(self.labels)})
         rank = np.array([present.index(name) if name in present else 0 for name in self.class_names], np.int64)
         found = hashlib.blake2b(digest_size=16)
@@ -76,15 +76,15 @@ class Source(ABC):
         return found.hexdigest()
 
     def byte_counts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Exact copies have the same; where that is not cheap to know, 0 for all."""
+        """Return a size of each image, which is equal for exact copies; 0 for all if sizes are expensive to get."""
         return np.zeros(len(rows), np.int64)
 
     def ready(self, rows: NDArray[np.int64], side: int, channels: int) -> Pixels | None:
-        """The pixels (n, side, side, channels), if they need no decoding."""
+        """Return the pixels (n, side, side, channels) if they need no decoding, else None."""
         return None
 
     def relabel(self, class_names: list[str], split: str) -> None:
-        """Number the classes as the training set does."""
+        """Renumber the classes like those of the training set."""
         index = {name: i for i, name in enumerate(class_names)}
         present = np.unique(self.labels)
         for label in present:
@@ -99,7 +99,7 @@ class Source(ABC):
 
 
 class Files(Source):
-    """Image files. Sizes, times and digests are looked up once, when they are first asked for."""
+    """Image files. Sizes, times and digests are looked up once, on first use."""
 
     def __init__(
         self, class_names: Sequence[str], labels: NDArray[np.int64], files: Sequence[str], root: str = ""
@@ -107,8 +107,8 @@ class Files(Source):
         super().__init__(class_names, labels)
         self.files = np.array(
             [os.fsencode(file) for file in files]
-        )  # one object: workers do not copy a million strings
-        self.root = os.fsencode(os.path.join(root, ""))  # noqa: PTH118 (what comes before the names of `names`)
+        )  # one object, so that workers do not copy a million strings
+        self.root = os.fsencode(os.path.join(root, ""))  # noqa: PTH118 (the prefix that `names` leaves out)
         self.unlisted: list[tuple[str, str]] = []  # folders that cannot be listed, and why
         self._digests = np.zeros(len(self.files), "S32")
         self._hashed = np.zeros(len(self.files), np.bool_)
@@ -127,12 +127,12 @@ class Files(Source):
         return os.fsdecode(bytes(self.files[index]).removeprefix(self.root))
 
     def names(self) -> list[str]:
-        """Return these names of all files."""
+        """Return the names of all files, relative to the root."""
         return [os.fsdecode(file.removeprefix(self.root)) for file in self.files.tolist()]
 
     @cached_property
     def stats(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sizes in bytes and the times of the last change (the system's ctime, in ns); -1 where a file is out of reach."""
+        """Sizes in bytes and times of the last change (the system's ctime, in ns); -1 if a file cannot be accessed."""
         self._looked = time.time_ns()
         with ThreadPoolExecutor(IO_THREADS) as threads:
             found = np.concatenate([np.empty((0, 2), np.int64), *threads.map(_stat_all, self._chunks(self.files))])
@@ -154,12 +154,12 @@ class Files(Source):
         return self._digests[rows].tolist()
 
     def recall(self, rows: NDArray[np.int64], digests: Sequence[bytes]) -> None:
-        """Take these digests for those of the rows, without reading the files."""
+        """Store the digests of these rows, so that the files are not read."""
         self._digests[rows] = list(digests)
         self._hashed[rows] = True
 
     def trusted_times(self) -> NDArray[np.int64]:
-        """Return the times by which an unchanged file can be told; 0 for files that had been changed just before."""
+        """Return the times that identify unchanged files; 0 for files that changed just before they were looked up."""
         changed = self.stats[1]
         return np.where(changed > self._looked - FRESH_NS, 0, changed)
 
@@ -176,7 +176,7 @@ class Arrays(Source):
         class_names: Sequence[str],
         labels: NDArray[np.int64],
         pixels: Pixels,
-        originals: list[bytes] | None = None,  # digests of them, where `pixels` were resized
+        originals: list[bytes] | None = None,  # digests of the original images, if `pixels` were resized
     ) -> None:
         super().__init__(class_names, labels)
         self.pixels = pixels
@@ -193,7 +193,7 @@ class Arrays(Source):
         pixels = self.pixels if self.pixels.ndim == 4 else self.pixels[..., None]
         if pixels.shape[1:3] != (side, side) or pixels.shape[3] not in (1, channels):
             return None
-        if len(rows) != len(pixels):  # rows are in order: all of them are the array itself
+        if len(rows) != len(pixels):  # rows are sorted: if all are wanted, that is the array itself
             pixels = pixels[rows]
         return pixels if pixels.shape[3] == channels else np.repeat(pixels, channels, axis=3)
 
@@ -227,8 +227,8 @@ class TorchDataset(Source):
     """A `torch.utils.data.Dataset`, or any sequence, of (image, label).
 
     Images are PIL images, uint8 arrays (height, width[, channels]), or tensors (channels, height, width), uint8 or floats from
-    0 to 1. Labels are read from `targets` or `labels` where the data set has them, else image by image. Class names are its
-    `classes`, or the numbers.
+    0 to 1. Labels are read from `targets` or `labels` if the data set has them, else image by image. Class names are
+    its `classes`, or the numbers.
     """
 
     def __init__(self, dataset: Any, name: str = "the dataset") -> None:
@@ -238,10 +238,17 @@ class TorchDataset(Source):
             raise GreedyNASError(f"{name} is empty")
         if labels.min() < 0 or labels.max() >= len(names):
             raise GreedyNASError(
-                f"{name} has labels from {labels.min()} to {labels.max()}, but {len(names)} classes: they count from 0"
+                f"{name} has labels from {labels.min()} to {labels.max()}, but {len(names)} classes: "
+                "labels must count from 0"
             )
         super().__init__([str(name) for name in names], labels)
         self.dataset = dataset
+        try:
+            self.image(0)  # where all images have a form that is not taken, the first tells so
+        except GreedyNASError as error:
+            raise GreedyNASError(f"{name}: {error}") from None
+        except Exception:  # one that cannot be read is skipped later, as in a folder
+            return
 
     def image(self, index: int) -> Image.Image:
         return _as_image(self.dataset[int(index)][0])
@@ -252,50 +259,70 @@ class TorchDataset(Source):
 
 
 def _labels_of(dataset: Any, name: str) -> NDArray[np.int64]:
-    """Return the labels of a data set as whole numbers."""
+    """Return the labels of a data set as integers."""
     try:
         size = len(dataset)
         for attribute in ("targets", "labels"):
             known = getattr(dataset, attribute, None)
             if known is not None and len(known) == size:
-                return np.asarray(known).astype(np.int64).reshape(size)
-        return np.array([int(dataset[index][1]) for index in range(size)], np.int64)
+                return _whole(known).reshape(size)
+        return np.array([int(_whole(dataset[index][1])) for index in range(size)], np.int64)
     except (TypeError, ValueError, IndexError, KeyError) as error:
         raise GreedyNASError(
             f"{name} is not a data set of (image, label) with a length and whole numbers as labels: {error!s:.200}"
         ) from None
 
 
+def _whole(labels: Any) -> NDArray[np.int64]:
+    """Return labels as whole numbers; those that are none, such as 0.5, are refused and not rounded."""
+    numbers = np.asarray(labels)
+    whole = numbers.astype(np.int64)
+    if np.issubdtype(numbers.dtype, np.inexact) and not np.array_equal(whole, numbers):
+        raise ValueError(f"got the label {numbers[whole != numbers].flat[0]}")
+    return whole
+
+
 def _as_image(value: Any) -> Image.Image:
-    """Return an image from what a data set calls one."""
+    """Return a PIL image of an image of any supported type. Values are never wrapped or clipped to fit into bytes."""
     if isinstance(value, Image.Image):
         return value
     pixels = np.asarray(value)
-    if hasattr(value, "detach") and pixels.ndim == 3:  # a tensor has its channels first
+    if hasattr(value, "detach") and pixels.ndim == 3:  # tensors have the channels first
         pixels = pixels.transpose(1, 2, 0)
-    if np.issubdtype(pixels.dtype, np.floating):
-        if pixels.size and not (pixels.min() >= 0 and pixels.max() <= 1):
-            raise GreedyNASError(
-                "images of a data set are PIL images, uint8, or floats from 0 to 1: leave out normalisation, which is done here"
-            )
-        pixels = np.rint(pixels * 255)
-    pixels = pixels.astype(np.uint8)
+    if pixels.size == 0 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] > 4):
+        raise GreedyNASError(
+            "images of a data set are PIL images, arrays (height, width[, channels]) or tensors (channels, height, width), "
+            f"got {type(value).__name__} of shape {pixels.shape}"
+        )
+    floats = np.issubdtype(pixels.dtype, np.floating)
+    if not (floats or np.issubdtype(pixels.dtype, np.integer)) or not (
+        pixels.min() >= 0 and pixels.max() <= (1 if floats else 255)
+    ):
+        raise GreedyNASError(
+            "images of a data set are PIL images, whole numbers from 0 to 255, or floats from 0 to 1 (leave out normalisation, "
+            f"which is done here), got {pixels.dtype}{_extent(pixels)}"
+        )
+    pixels = (np.rint(pixels * 255) if floats else pixels).astype(np.uint8)
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+
+
+def _extent(pixels: NDArray[Any]) -> str:
+    return f" from {pixels.min()} to {pixels.max()}" if np.issubdtype(pixels.dtype, np.number) else ""
 
 
 @dataclass
 class Splits:
-    """What a data set brings along. What it lacks is held out of `train`."""
+    """The sets of a data set. Missing ones are held out of `train`."""
 
     train: Source
     val: Source | None = None
     test: Source | None = None
     late_test: Callable[[], Source] | None = None  # a test set that cannot be opened without reading it
-    archives: Files | None = None  # that the sets are read from
-    read_whole: bool | None = None  # whether files are hashed as a whole; None: by how large all of them are
+    archives: Files | None = None  # the files that the sets are read from
+    read_whole: bool | None = None  # whether files are hashed as a whole; None: decided by their total size
 
     def sources(self) -> dict[str, Source]:
-        """Return the sets that are open, by name."""
+        """Return the open sets by name."""
         found = {"train": self.train, "val": self.val, "test": self.test}
         return {name: source for name, source in found.items() if source is not None}
 
@@ -314,14 +341,14 @@ def fingerprint(data: bytes) -> bytes:
 def file_digest(file: bytes, whole: bool) -> tuple[bytes, str]:
     """Return the hash of a file's size and contents, in hex, and "" or why it cannot be read (with an empty hash).
 
-    Of a file larger than two ends, without `whole`, only the first and the last `END_BYTES` are read. No more is ever read
-    than the size that the system says: a file that grows, or an endless one, does no harm.
+    Without `whole`, only the first and the last `END_BYTES` of a larger file are read. Never more is read than the size
+    that the system reports, so that a growing or endless file does no harm.
     """
     found = hashlib.blake2b(digest_size=16)
     try:
         left = size = refuse_irregular(file).st_size
         found.update(size.to_bytes(8, "little"))
-        if size == 0:  # also /proc/kmsg and its like, which wait when they are opened
+        if size == 0:  # includes files like /proc/kmsg, which block when they are opened
             return found.hexdigest().encode(), ""
         with open(file, "rb", buffering=0) as handle:  # noqa: PTH123 (a million paths as objects take seconds)
             if not whole and size > 2 * END_BYTES:
@@ -343,6 +370,6 @@ def _stat_all(files: Sequence[bytes]) -> NDArray[np.int64]:
             status = os.stat(file)  # noqa: PTH116
         except OSError:
             continue
-        # What somebody else could read is not known to be readable: it has no time, so that it is read again.
+        # A file that only others may read gets no time, so that it is read again.
         found[i] = status.st_size, status.st_ctime_ns if os.access(file, os.R_OK, effective_ids=EFFECTIVE) else -1
     return found

@@ -1,6 +1,6 @@
-"""What `--data` can name: an image folder, a data set that timm reads by name, or the embedded `fashion`.
+"""The values of `--data`: an image folder, a data set that timm reads by name, or the embedded `fashion`.
 
-Sets that can only be read from beginning to end (WebDataset, streamed Hugging Face, TFDS) are read into memory once.
+Sets without random access (WebDataset, streamed Hugging Face, TFDS) are read into memory once.
 """
 
 import json
@@ -35,14 +35,17 @@ FORMS = (
 TRAIN = ("train", "training")  # timm's synonyms
 VAL = ("val", "valid", "validation", "eval", "evaluation")
 TEST = ("test",)
-DEFAULT_ROOT = "data"  # of data sets by name that have no cache of their own
+DEFAULT_ROOT = "data"  # folder of data sets by name that have no cache of their own
 TORCH = ["cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist", "imagenet", "places365", "inaturalist"]
+MISSING = (
+    "name its folder with --set data.root=DIR (--data-root after the training), or train with --set data.download=true"
+)
 PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow_datasets", "wds": "webdataset"}
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """How sets that have no random access are read."""
+    """The options for reading sets without random access."""
 
     side: int
     channels: int
@@ -51,18 +54,18 @@ class InMemory:
 
 
 def names_a_folder(source: str) -> bool:
-    """Return whether a `--data` is the path of a folder, and not the name of a data set."""
+    """Return whether a value of `--data` is the path of a folder, and not the name of a data set."""
     kind, _, name = source.partition("/")
     return source not in ("", "fashion") and not (name and kind in ("torch", *PACKAGES)) and source not in DATASETS
 
 
 def at_home(path: str) -> Path:
-    """Return a path with the home directory in the place of `~`; one of a user that does not exist stays as it is."""
+    """Return a path with `~` replaced by the home directory; it is unchanged if the user does not exist."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises for such a user)
 
 
 def located(source: str, root: str | None) -> tuple[str, str | None]:
-    """Return `data.source` and `data.root` as they mean the same from every directory."""
+    """Return `data.source` and `data.root` with absolute paths."""
     if names_a_folder(source):
         folder = at_home(source)
         return (os.path.abspath(folder) if folder.is_dir() else source), root  # noqa: PTH100 (links stay links)
@@ -72,7 +75,7 @@ def located(source: str, root: str | None) -> tuple[str, str | None]:
 
 
 def read_splits(source: str, root: str | None, download: bool, in_memory: InMemory) -> Splits:
-    """The sources behind a `--data`."""
+    """Return the sources of a value of `--data`."""
     if source == "fashion":
         return _fashion()
     if source in DATASETS:
@@ -102,7 +105,7 @@ def _made(name: str) -> Any:
         return DATASETS[name]()
     except GreedyNASError:
         raise
-    except Exception as error:  # of a plugin
+    except Exception as error:  # a plugin may raise anything
         raise GreedyNASError(f"the data set {name} cannot be made: {error!s:.300}") from error
 
 
@@ -111,12 +114,15 @@ def dataset_splits(datasets: Any, name: str = "the data set") -> Splits:
     if not isinstance(datasets, Mapping):
         datasets = {"train": datasets}
     if "train" not in datasets or not set(datasets) <= {"train", "val", "test"}:
-        raise GreedyNASError(f"{name} is a data set, or a mapping with train and, if there are any, val and test")
+        keys = ", ".join(sorted(map(str, datasets))) or "nothing"
+        raise GreedyNASError(
+            f"{name} must be a data set, or a mapping with the keys train and, optionally, val and test; got {keys:.80}"
+        )
     sources = {split: TorchDataset(dataset, f"{split} of {name}") for split, dataset in datasets.items()}
     train, val, test = (sources.get(split) for split in ("train", "val", "test"))
     assert train is not None
     if test is None:
-        val, test = None, val  # as with folders: the only other one is the test set
+        val, test = None, val  # as with folders, a single other set is the test set
     return Splits(train, val, test)
 
 
@@ -137,14 +143,14 @@ def _folder(root: Path, refuse_unreadable: bool) -> Splits:
     train, val, test = (_split_folder(folders, names) for names in (TRAIN, VAL, TEST))
     others = [folder for folder in folders if folder not in (train, val, test)]
     if train is not None and others and not any(entry.is_dir() for entry in train.iterdir()):
-        train = None  # bus/ car/ train/: a class of that name
+        train = None  # bus/ car/ train/: here train is a class
     read = partial(_read_folder, root, refuse_unreadable)
     if train is None:
         if folders and not others:
             raise GreedyNASError(f"{root} has no train/ beside {' and '.join(f'{folder.name}/' for folder in folders)}")
         return Splits(read(root))
     if test is None:
-        val, test = None, val  # the only other one is the test set
+        val, test = None, val  # a single other set is the test set
     splits = Splits(
         read(train), read(val, every_class=False) if val else None, read(test, every_class=False) if test else None
     )
@@ -162,7 +168,7 @@ def _split_folder(folders: list[Path], names: tuple[str, ...]) -> Path | None:
 
 
 def _read_folder(root: Path, refuse_unreadable: bool, folder: Path, every_class: bool = True) -> Files:
-    """The images below each class folder, however deep, in the order of their names on every machine."""
+    """Return the images at any depth below each class folder, in the same order of names on every machine."""
     with _one_line(f"cannot read {folder}", f"give {FORMS}"):
         listing = list_images(str(folder))
     if listing.unlisted and refuse_unreadable:
@@ -194,7 +200,7 @@ def _read_folder(root: Path, refuse_unreadable: bool, folder: Path, every_class:
 def _torch(source: str, name: str, root: str, download: bool) -> Splits:
     if name not in TORCH:
         raise unknown("torchvision data set", source, [f"torch/{known}" for known in TORCH])
-    with _one_line(f"cannot read {source} in {root}", "set data.root to where it is, or data.download to true"):
+    with _one_line(f"cannot read {source} in {root}", MISSING):
         if download:
             Path(root).mkdir(parents=True, exist_ok=True)
         train, test = (
@@ -213,17 +219,17 @@ def _from_torchvision(data: Any, root: str = "") -> Source:
         labels = np.array([label for _, label in data.imgs], np.int64)
         return Files(names or [], labels, [file for file, _ in data.imgs], root)
     labels = np.asarray(data.targets, np.int64)
-    labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST has more than the digit
+    labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST has more columns than the digit
     return Arrays(names or [str(i) for i in range(labels.max() + 1)], labels, np.asarray(data.data, np.uint8))
 
 
 def _hf(source: str, root: str | None, in_memory: InMemory) -> Splits:
     datasets: Any = import_module("datasets")
     kind, _, name = source.partition("/")
-    with _one_line(f"cannot read {source}", "check the name, and that it was downloaded or the network is there"):
+    with _one_line(f"cannot read {source}", "check the name, and that it was downloaded or the network is available"):
         builder = datasets.load_dataset_builder(name, cache_dir=root)
         if kind == "hfds" and builder.info.features is None:
-            builder.download_and_prepare()  # some formats tell their columns only then; timm would do the same next
+            builder.download_and_prepare()  # some formats show their columns only then; timm would do the same next
         keys = _hf_columns(builder.info.features)
         splits = _named_splits(source, list(builder.info.splits or datasets.get_dataset_split_names(name)))
 
@@ -244,7 +250,7 @@ def _hf(source: str, root: str | None, in_memory: InMemory) -> Splits:
 
 
 def _hf_columns(features: Any) -> dict[str, str]:
-    """The columns of the image and of its class, which every data set names as it likes."""
+    """Return the names of the columns of the image and of its class, which differ between data sets."""
     kinds = {name: type(feature).__name__ for name, feature in (features or {}).items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), "image")
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), "label")
@@ -252,13 +258,13 @@ def _hf_columns(features: Any) -> dict[str, str]:
 
 
 def _tfds(source: str, name: str, root: str | None, download: bool, in_memory: InMemory) -> Splits:
-    with _one_line(f"cannot read {source}", "set data.root to where it is, or data.download to true"):
+    with _one_line(f"cannot read {source}", MISSING):
         info = import_module("tensorflow_datasets").builder(name, data_dir=root).info
         splits = _named_splits(source, list(info.splits))
 
     def read(split: str) -> Source:
         mode = "L" if in_memory.channels == 1 else "RGB"
-        with _one_line(f"cannot read {split} of {source}", "set data.root to where it is, or data.download to true"):
+        with _one_line(f"cannot read {split} of {source}", MISSING):
             data = _timm(source, root=root, split=split, download=download, input_img_mode=mode)
             return _read_through(source, data, getattr(info.features.get("label"), "names", None), in_memory, [])
 
@@ -288,7 +294,7 @@ def _webdataset(source: str, name: str, root: str, in_memory: InMemory) -> Split
 
 
 def _shards(folder: Path) -> dict[str, str]:
-    """What timm calls each split: its name where an info file lists them, else the shards whose names say it."""
+    """Return timm's name of each split: from an info file if there is one, else from the names of the shards."""
     for name in ("_info.json", "info.json"):
         if (folder / name).is_file():
             with _one_line(f"cannot read {folder / name}", "remove it, or make it list the splits"):
@@ -302,7 +308,7 @@ def _shards(folder: Path) -> dict[str, str]:
 
 
 def _named_splits(source: str, names: list[str]) -> dict[str, str | None]:
-    """Which of a data set's splits are train, val and test; a single one is train, whatever its name."""
+    """Return which splits of a data set are train, val and test; a single one is train, whatever its name."""
     roles = {role: next((name for name in names if name.lower() in synonyms), None)
              for role, synonyms in (("train", TRAIN), ("val", VAL), ("test", TEST))}  # fmt: skip
     if roles["train"] is None:
@@ -316,7 +322,7 @@ def _read_named(splits: dict[str, str | None], read: Callable[[str], Source], la
     train, val, test = splits["train"], splits["val"], splits["test"]
     assert train is not None
     if test is None:
-        val, test = None, val  # the only other one is the test set
+        val, test = None, val  # a single other set is the test set
     found = Splits(read(train), read(val) if val else None)
     if test is None:
         return found
@@ -324,7 +330,7 @@ def _read_named(splits: dict[str, str | None], read: Callable[[str], Source], la
         found.late_test = lambda: read(test)
         return found
     found.test = read(test)
-    if found.test.class_names == ["-1"]:  # published without labels, as ImageNet's
+    if found.test.class_names == ["-1"]:  # published without labels, like ImageNet's
         found.train.notes.append(f"split {test} has no labels and is not used")
         found.test, found.val = found.val, None
     return found
@@ -333,7 +339,7 @@ def _read_named(splits: dict[str, str | None], read: Callable[[str], Source], la
 def _read_through(
     source: str, data: Iterable[tuple[Image.Image, Any]], names: Any, in_memory: InMemory, skipped: list[str]
 ) -> Arrays:
-    """All of an iterable set, decoded to the squares that are kept anyway. `skipped` has why others could not be."""
+    """Return all images of an iterable set, decoded to squares. `skipped` has the problems of unreadable ones."""
     squares: list[Pixels] = []
     values: list[Any] = []
     digests: list[bytes] = []
@@ -347,8 +353,8 @@ def _read_through(
         digests.append(fingerprint(f"{image.mode} {image.size}".encode() + image.tobytes()))
         if len(squares) * squares[0].nbytes > in_memory.max_bytes:
             raise GreedyNASError(
-                f"{source} has no random access and does not fit into the {in_memory.max_bytes / 1e9:.1f} GB "
-                "allowed for it: raise data.memory_gb, or unpack it into an image folder, which can stream"
+                f"{source} has no random access and does not fit into the allowed {in_memory.max_bytes / 1e9:.1f} GB: "
+                "raise data.memory_gb, or unpack it into an image folder, which can stream"
             )
     problem = f"{len(skipped)} unreadable images in {source}, the first: {skipped[0]}" if skipped else ""
     if skipped and in_memory.refuse_unreadable:
@@ -364,7 +370,7 @@ def _read_through(
 
 @contextmanager
 def _skipped_by_timm() -> Iterator[list[str]]:
-    """timm's WebDataset reader passes over what it cannot read and only logs it: collect those lines."""
+    """Collect the log lines of timm's WebDataset reader about images that it could not read and skipped."""
     lines: list[str] = []
 
     class Collect(logging.Handler):
@@ -382,20 +388,20 @@ def _skipped_by_timm() -> Iterator[list[str]]:
 
 
 def _classes(values: Sequence[Any], names: Sequence[str] | None) -> tuple[list[str], NDArray[np.int64]]:
-    """Class names and labels from whatever a column holds: indices of `names`, other numbers, or text."""
+    """Return class names and labels from the values of a column: indices of `names`, other numbers, or text."""
     present, labels = np.unique(np.asarray(values), return_inverse=True)
     text = [str(names[value]) if names and 0 <= value < len(names) else str(value) for value in present.tolist()]
     return text, labels.astype(np.int64)
 
 
 def _timm(name: str, **options: Any) -> Any:
-    """timm's data set, imported when it is needed: that takes seconds."""
+    """Return a data set of timm, which is imported only here, because that takes seconds."""
     return import_module("timm.data").create_dataset(name, **options)
 
 
 @contextmanager
 def _one_line(what: str, advice: str) -> Iterator[None]:
-    """Whatever timm and the libraries behind it raise, as one line that says what to do."""
+    """Turn any error of timm and the libraries it uses into one line that says what to do."""
     try:
         yield
     except (GreedyNASError, MemoryError):

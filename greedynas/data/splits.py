@@ -1,4 +1,4 @@
-"""Splits: which images are trained on, which are held out for validation and test."""
+"""Splits: the choice of images for training, and of those held out for validation and test."""
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ from greedynas.runtime.rng import stream
 
 
 def _number_classes(splits: Splits) -> list[str]:
-    """The classes that have training images, in the order of the source; the other sets are numbered alike."""
+    """Return the classes with training images, in the order of the source, and renumber the other sets like them."""
     names = [splits.train.class_names[label] for label in np.unique(splits.train.labels)]
     if len(names) < 2:
-        raise GreedyNASError(f"at least two classes are needed, there is only {', '.join(names) or 'none'}")
+        raise GreedyNASError(
+            f"at least two classes are needed, but the data has {', '.join(names) or 'none'}; add images"
+        )
     for source, split in ((splits.train, "training"), (splits.val, "validation"), (splits.test, "test")):
         if source is not None:
             source.relabel(names, split)
@@ -24,7 +26,7 @@ def _number_classes(splits: Splits) -> list[str]:
 
 
 def _check_present(images: ImageSet, class_names: list[str], split: str) -> None:
-    """Skipped files may have been the last ones of their class."""
+    """Raise if a class has no images left, because unreadable ones were skipped."""
     counts = torch.bincount(images.labels, minlength=len(class_names))
     for name, count in zip(class_names, counts.tolist(), strict=True):
         if count == 0:
@@ -32,10 +34,10 @@ def _check_present(images: ImageSet, class_names: list[str], split: str) -> None
 
 
 def _with_every_class(rows: dict[str, Rows], pool: Shelf, class_names: list[str]) -> dict[str, Rows]:
-    """Return the split with an image of every class in train and in what was held out for validation.
+    """Return the split with an image of every class in train and in the images held out for validation.
 
-    Files are split before they are read. Where all files of a class in one part are broken and the other part has two that
-    are not, the first of these moves over. Of a set that streams it is not known which files are broken.
+    Files are split before they are read. If all files of a class in one part are broken and the other part has two
+    intact ones, the first of these moves over. In a streaming set, it is unknown which files are broken.
     """
     if pool.pixels is None or len(rows["val"]) == 0:
         return rows
@@ -51,7 +53,7 @@ def _with_every_class(rows: dict[str, Rows], pool: Shelf, class_names: list[str]
 
 
 def _split(splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]:
-    """Rows of the training source for train and what is held out of it; a test set of its own has all its rows."""
+    """Return the rows of the training source for train and the held-out sets; a separate test set has all its rows."""
     wanted: dict[str, int | float] = {}
     if splits.test is None and splits.late_test is None:
         wanted["test"] = settings.test_images
@@ -66,9 +68,9 @@ def _split(splits: Splits, settings: DataSettings, seed: int) -> dict[str, Rows]
 def hold_out(
     labels: Rows, class_names: list[str], wanted: dict[str, int | float], rng: np.random.Generator
 ) -> dict[str, Rows]:
-    """Random parts with so many images (or such a fraction of all), stratified; `train` is the rest. Rows in order.
+    """Return stratified random parts with the wanted numbers (or fractions) of images, and the rest as `train`.
 
-    The first part does not depend on the size of the second. Every part has at least one image of each class.
+    Rows are sorted. The first part does not depend on the size of the second. Every part has an image of each class.
     """
     counts = np.bincount(labels, minlength=len(class_names))
     rarest, needed = int(counts.argmin()), len(wanted) + 1
@@ -81,7 +83,7 @@ def hold_out(
     taken = np.zeros_like(counts)
     rows = {}
     for part, size in wanted.items():
-        needed -= 1  # images of each class that the parts after this one need
+        needed -= 1  # images of each class that the remaining parts need
         upto = taken + _allot(counts, counts - taken - needed, part, size)
         rows[part] = np.sort(order[(rank >= np.repeat(taken, counts)) & (rank < np.repeat(upto, counts))])
         taken = upto
@@ -89,7 +91,7 @@ def hold_out(
 
 
 def _allot(counts: Rows, most: Rows, part: str, size: int | float) -> Rows:
-    """How many of each class: in proportion by largest remainders, but at least 1 and at most `most` of each."""
+    """Return the number of images of each class: proportional by largest remainders, from 1 to `most`."""
     total, classes = int(counts.sum()), len(counts)
     n = size if isinstance(size, int) else round(size * total)
     if n < classes:
@@ -104,7 +106,7 @@ def _allot(counts: Rows, most: Rows, part: str, size: int | float) -> Rows:
         )
     quota = n * counts / total
     allotted = np.clip(np.floor(quota).astype(np.int64), 1, most)
-    while missing := n - int(allotted.sum()):  # one more (or less) of the classes where it is most due
+    while missing := n - int(allotted.sum()):  # one more (or less) for the classes with the largest remainders
         free = allotted < most if missing > 0 else allotted > 1
         due = np.where(free, (quota - allotted) * np.sign(missing), -np.inf)
         allotted[np.argsort(-due, kind="stable")[: min(abs(missing), int(free.sum()))]] += np.sign(missing)

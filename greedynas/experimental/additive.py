@@ -1,9 +1,9 @@
 """A search that ranks paths by their accuracy mixed with an additive model of all evaluated paths. Not in the paper.
 
-What a supernet says of a single path is uncertain, because its weights were last updated for others; what it says of an op,
-over all paths that have it, is much less so. Where networks are nearly additive, the mixed score ranks better than the
-accuracy alone. The record that justifies it: `study macro` (docs/results/studies.md), by which its share of a half was chosen. In the
-demo's space it brings nothing.
+The accuracy of a single path on a supernet is uncertain, because the weights were last updated for other paths; the
+mean over all paths with a certain op is much less so. If networks are nearly additive, the mixed score ranks better
+than the accuracy alone. The record that justifies it is `study macro` (docs/results/studies.md), by which the share of
+a half was chosen. In the demo's space it has no benefit.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from greedynas.spaces.paths import OpPath
 
 
 def additive(share: Any, hooks: Hooks) -> Hooks:
-    """Return the hooks with a score that is this share of an additive model."""
+    """Return the hooks with a score in which an additive model has this share."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise GreedyNASError(f"experimental.additive is a share between 0 and 1, got {share!r:.80}")
+        raise GreedyNASError(f"experimental.additive must be a share between 0 and 1, got {share!r:.80}")
     return replace(hooks, score=Blended(share)) if share > 0 else hooks
 
 
 @dataclass(frozen=True)
 class Blended:
-    """Scores that are part additive model, fitted to the same paths, and part accuracy."""
+    """A score that mixes accuracies with an additive model, which is fitted to the same paths."""
 
     share: float
 
@@ -38,8 +38,8 @@ class Blended:
 
 
 def blended(paths: ArrayLike, accuracies: NDArray[Any], share: float) -> NDArray[np.float64]:
-    """Return scores that are this share of an additive model, fitted to these paths, and the rest of their accuracies."""
+    """Return `share` times an additive model, fitted to these paths, plus `1 - share` times their accuracies."""
     accuracies = np.asarray(accuracies, float)
-    if share == 0 or np.ptp(accuracies) == 0:  # a fit to equal numbers would make ranks of rounding errors
+    if share == 0 or np.ptp(accuracies) == 0:  # a fit to equal numbers would rank by rounding errors
         return accuracies
     return (1 - share) * accuracies + share * additive_model(paths, accuracies)

@@ -1,7 +1,8 @@
 """A search that averages each accuracy over several supernets of one training. Not in the paper.
 
-A path's accuracy moves from step to step. `experimental.snapshots = n` keeps n supernets: the last, and the others evenly
-since the end of the warm-up. The record that justifies it: `study macro` (docs/results/studies.md), whose settings have three.
+The accuracy of a path fluctuates from step to step. `experimental.snapshots = n` keeps n supernets: the last one, and
+others at equal distances after the end of warm-up. The record that justifies it is `study macro`
+(docs/results/studies.md), whose settings have three.
 """
 
 from collections.abc import Sequence
@@ -29,9 +30,9 @@ Weights = dict[str, Tensor]
 
 
 def snapshots(count: Any, hooks: Hooks) -> Hooks:
-    """Return the hooks for averages over this many supernets."""
+    """Return the hooks for averaging accuracies over `count` supernets."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1000:
-        raise GreedyNASError(f"experimental.snapshots is a number of supernets from 1 to 1000, got {count!r:.80}")
+        raise GreedyNASError(f"experimental.snapshots must be a number of supernets from 1 to 1000, got {count!r:.80}")
     if count == 1:
         return hooks
     steps = partial(snapshot_steps, count=count)
@@ -43,17 +44,17 @@ def snapshots(count: Any, hooks: Hooks) -> Hooks:
 
 
 def snapshot_steps(schedule: Schedule, count: int) -> frozenset[int]:
-    """Return the steps after which a supernet is kept for the search, besides the last one."""
+    """Return the steps after which a supernet is kept for the search, without the last step."""
     first = min(schedule.warmup, schedule.steps)
     steps = {first + (schedule.steps - first) * i // count for i in range(1, count + 1)}
     return frozenset(steps - {0, schedule.steps})
 
 
 def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int) -> list[Weights]:
-    """Return the weights that a net had after these steps, one set for each step; rank 0 reads them for all.
+    """Return the weights that a net had after each of these steps. Rank 0 reads them for all ranks.
 
-    `last` is the step of the weights that the net has now. Training may stop early at a step of a snapshot: that step is not
-    returned, else it would count twice in an average. A damaged checkpoint is named and passed over.
+    `last` is the step of the net's current weights. If training stopped early at the step of a snapshot, that step is
+    left out, because it would count twice in an average. Damaged checkpoints are skipped with a warning.
     """
     shapes = {f"net.{name}": tensor.shape for name, tensor in net.state_dict().items()}
     found: dict[int, Weights] = {}
@@ -64,7 +65,7 @@ def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int
         try:
             weights = net_weights(read_checkpoint(file)[0])
             if {name: tensor.shape for name, tensor in weights.items()} != shapes:
-                raise ValueError("it is of another supernet")
+                raise ValueError("it belongs to another supernet")
             found[step] = weights
         except DAMAGE as error:
             logger.warning("checkpoint %s is damaged (%s); paths are evaluated without it", file.name, error)
@@ -72,11 +73,11 @@ def load_snapshots(net: Supernet, folder: Path, steps: frozenset[int], last: int
 
 
 class AveragedAccuracies(SupernetAccuracies):
-    """Accuracies that are means over a net as it is and with earlier weights. The net is left as it was."""
+    """Accuracies averaged over the current and earlier weights of a net, which keeps its current weights."""
 
     def __init__(self, plain: SupernetAccuracies, earlier: Sequence[Weights]):
         self.__dict__.update(vars(plain))
-        self.known = {}  # those of one supernet are none of these
+        self.known = {}  # accuracies of a single supernet are not averages
         self.earlier = earlier
         self.supernets = 1 + len(earlier)
 

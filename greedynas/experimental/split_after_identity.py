@@ -1,8 +1,9 @@
-"""A supernet in which a layer has other weights behind an identity. Not in the paper.
+"""A supernet in which a layer has separate weights for paths with an identity in the previous layer. Not in the paper.
 
-A block that follows an identity takes the place of the layer before it, which is another task than to go on from it. With the
-split, each op of a layer whose predecessor has an identity exists twice. The record that justifies it: tuning of uniform and
-fair sampling on NAS-Bench-Macro (benchmarks/README.md), where it ranked better; for greedy sampling it did not.
+A block that follows an identity replaces the previous layer, which is a different task from continuing its output. With
+the split, each op of a layer whose predecessor may be an identity exists twice. The record that justifies it is the
+tuning of uniform and fair sampling on NAS-Bench-Macro (benchmarks/README.md), where it ranked better; for greedy
+sampling it did not.
 """
 
 from dataclasses import replace
@@ -17,9 +18,9 @@ from greedynas.spaces.paths import OpPath
 
 
 def split_after_identity(on: Any, hooks: Hooks) -> Hooks:
-    """Return the hooks with this supernet."""
+    """Return the hooks with a `SplitSupernet` if the setting is on."""
     if not isinstance(on, bool):
-        raise GreedyNASError(f"experimental.split_after_identity is true or false, got {on!r:.80}")
+        raise GreedyNASError(f"experimental.split_after_identity must be true or false, got {on!r:.80}")
     return replace(hooks, supernet=SplitSupernet) if on else hooks
 
 
@@ -37,6 +38,6 @@ class SplitSupernet(Supernet):
         return op + self.space.num_ops[layer] if before in self._identities(layer) else op
 
     def _identities(self, layer: int) -> set[int]:
-        """Return the ops of the layer before that are identities."""
+        """Return the indices of the previous layer's ops that are identities."""
         layer %= len(self.space.layers)
         return {i for i, op in enumerate(self.space.layers[layer - 1].ops) if op == "ID"} if layer else set()

@@ -1,1 +1,1 @@
-"""The GPU engine: fused kernels for large images, CUDA graphs for small ones, behind the blocks' own interface."""
+"""The GPU engine: fused kernels for large images and CUDA graphs for small ones, behind the interface of the blocks."""

@@ -1,5 +1,5 @@
 """Both ends of a network in the engine: the first convolution, which gathers its patches itself, and the last 1x1 convolution
-up to the mean over pixels, so that its wide output is written once and read once."""
+with the mean over pixels, so that its wide output is written once and read once."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from greedynas.gpu import engine
 
 
 def gathers(block: Any, x: Tensor) -> bool:
-    """Whether the engine runs this ConvNorm on images, which want no gradient."""
+    """Return whether the engine can run this ConvNorm on images, which need no gradient."""
     if x.requires_grad or x.shape[1] > 4 or not engine.applies(x, block.norm):
         return False
     from greedynas.gpu.kernels import stem
@@ -20,13 +20,13 @@ def gathers(block: Any, x: Tensor) -> bool:
 
 
 def gathered(block: Any, x: Tensor) -> Tensor:
-    """A ConvNorm on images."""
+    """Return the output of a ConvNorm on images."""
     with engine._device(x):
         return _Gathered.apply(x, block, block.conv.weight, block.norm.weight, block.norm.bias)  # type: ignore[no-any-return]
 
 
 def pools(block: nn.Module, x: Tensor) -> bool:
-    """Whether the mean over pixels of this ConvNorm's output can be had without it."""
+    """Return whether the engine can compute the mean over pixels of this ConvNorm without storing its output."""
     conv = getattr(block, "conv", None)
     if conv is None or conv.kernel_size[0] > 1 or conv.stride[0] > 1 or conv.groups > 1:
         return False
@@ -34,7 +34,7 @@ def pools(block: nn.Module, x: Tensor) -> bool:
 
 
 def pooled(block: Any, x: Tensor) -> Tensor:
-    """The mean over pixels of a ConvNorm: float32 (images, channels)."""
+    """Return the mean over pixels of a ConvNorm's output: float32 (images, channels)."""
     x = x.to(torch.bfloat16) if x.is_cuda else x
     with engine._device(x):
         return _Pooled.apply(x, block, block.conv.weight, block.norm.weight, block.norm.bias)  # type: ignore[no-any-return]

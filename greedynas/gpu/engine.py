@@ -1,54 +1,32 @@
-"""The GPU engine: blocks as single autograd functions over the fused kernels of `pointwise`, `depthwise` and `kernels`.
+"""The GPU engine: blocks as single autograd functions over the fused kernels of `gpu/kernels/`.
 
-It sits behind the block: the same parameters, buffers and state dict, and plain PyTorch wherever it does not apply. By
-default that is everywhere but on a GPU under bf16 autocast, with channels_last activations. See docs/research/engine.md.
+The blocks use it internally: parameters, buffers and state dict are the same, and plain PyTorch runs wherever it does
+not apply. By default it applies on a GPU under bf16 autocast, with channels_last activations. See
+docs/research/engine.md.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.engine_mode import mode as mode
+from greedynas.runtime.engine_mode import use as use
+from greedynas.runtime.engine_mode import using as using
 
-Mode = Literal["auto", "on", "off"]
-MODES: tuple[Mode, ...] = ("auto", "on", "off")
 ACTS: dict[type, str | None] = {nn.ReLU: "relu", nn.Hardswish: "hard_swish", type(None): None}
 SHAPES = {(kernel, stride) for kernel in (3, 5, 7) for stride in (1, 2)}  # of the depthwise kernels
-_mode: Mode = "auto"
-_ends: dict[str, Tensor] = {}  # where an MBConv block writes, while it is recorded in graphs
-
-
-def use(mode: Mode) -> None:
-    """`auto`: where it applies and is fast. `off`: never. `on`: wherever its kernels can run (for tests)."""
-    global _mode
-    if mode not in MODES:
-        raise GreedyNASError(f"unknown engine mode {mode!r}; known: {', '.join(MODES)}")
-    _mode = mode
-
-
-def mode() -> Mode:
-    return _mode
-
-
-@contextmanager
-def using(mode: Mode) -> Iterator[None]:
-    before = _mode
-    use(mode)
-    try:
-        yield
-    finally:
-        use(before)
+_ends: dict[str, Tensor] = {}  # the tensors that an MBConv block writes to while it is recorded in graphs
 
 
 @contextmanager
 def writing(**ends: Tensor) -> Iterator[None]:
-    """An MBConv block that is run inside writes its `out` or the `gradient` of its input to these places, (images, H, W, C)."""
+    """Let an MBConv block inside this context write its `out` or its input's `gradient` to (images, H, W, C)."""
     _ends.update(ends)
     try:
         yield
@@ -57,8 +35,8 @@ def writing(**ends: Tensor) -> Iterator[None]:
 
 
 def applies(x: Tensor, *norms: nn.BatchNorm2d) -> bool:
-    """Whether the engine takes this input, and these BatchNorms as they are set up now."""
-    if _mode == "off" or (_mode == "auto" and not _fast_here(x)):
+    """Return whether the engine can run this input and these BatchNorms in their current modes."""
+    if mode() == "off" or (mode() == "auto" and not _fast_here(x)):
         return False
     if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last) or torch.compiler.is_compiling():
         return False
@@ -69,7 +47,7 @@ def applies(x: Tensor, *norms: nn.BatchNorm2d) -> bool:
 
 
 def takes(block: Any, x: Tensor) -> bool:
-    """Whether the engine runs this MBConv block as a whole."""
+    """Return whether the engine can run this MBConv block as a whole."""
     parts, conv = (
         [part for part in (block.expand, block.depthwise, block.project) if part is not None],
         block.depthwise.conv,
@@ -78,7 +56,7 @@ def takes(block: Any, x: Tensor) -> bool:
         return False
     if not all(part.conv.weight.is_contiguous() for part in parts):
         return False
-    return x.shape[0] * -(-x.shape[2] // 2) * -(-x.shape[3] // 2) > 1  # one value a channel has no variance
+    return x.shape[0] * -(-x.shape[2] // 2) * -(-x.shape[3] // 2) > 1  # one value per channel has no variance
 
 
 def _fast_here(x: Tensor) -> bool:
@@ -98,13 +76,13 @@ def has_triton() -> bool:
 
 
 def norm_act(y: Tensor, norm: nn.BatchNorm2d, activation: nn.Module | None) -> Tensor:
-    """BatchNorm and activation of a convolution's output."""
+    """Return BatchNorm and activation of a convolution's output."""
     with _device(y):
         return _NormAct.apply(y, norm, ACTS[type(activation)], norm.weight, norm.bias)  # type: ignore[no-any-return]
 
 
 def mbconv(block: Any, x: Tensor) -> Tensor:
-    """A whole MBConv block."""
+    """Return the output of a whole MBConv block."""
     if x.is_cuda:
         x = x.to(torch.bfloat16)
     with _device(x):
@@ -116,7 +94,7 @@ def mbconv(block: Any, x: Tensor) -> Tensor:
 
 
 def _parameters(block: Any) -> list[Tensor]:
-    """In the order of the gradients that `_MBConv` returns."""
+    """Return the parameters of a block in the order of the gradients that `_MBConv` returns."""
     parts = [block.expand, block.depthwise, block.project]
     parameters = [p for part in parts if part is not None for p in (part.conv.weight, part.norm.weight, part.norm.bias)]
     if block.se is not None:
@@ -129,7 +107,7 @@ def _device(x: Tensor) -> Any:
 
 
 def _nhwc(x: Tensor) -> Tensor:
-    """(images, H, W, C), contiguous; no copy of a channels_last tensor."""
+    """Return a tensor as contiguous (images, H, W, C), without a copy if it is channels_last."""
     return x.permute(0, 2, 3, 1).contiguous()
 
 
@@ -142,7 +120,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _pixels(x: Tensor) -> int:
-    """Of all images."""
+    """Return the number of pixels of all images."""
     return x.numel() // x.shape[-1]
 
 
@@ -197,7 +175,7 @@ class _MBConv(torch.autograd.Function):
         saved: dict[str, Tensor] = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         x, b, d, norm_b, act = saved["x"], saved["b"], saved["d"], saved["norm_b"], ctx.act
         g = _nhwc(grad)
-        # From the output through the last BatchNorm: its input's gradient is formed where it is needed.
+        # From the output through the last BatchNorm: the gradient of its input is computed where it is needed.
         part = kernels.gradient_sums(g, d, saved["norm_d"])
         coef, d_weight, d_bias = kernels.finish_gradient(saved["norm_d"], part, _pixels(d), ctx.batch[2])
         se: list[Tensor] = []
@@ -226,7 +204,7 @@ class _MBConv(torch.autograd.Function):
 
 
 def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
-    """The block's output, x and it (images, H, W, C); what the backward pass needs goes into `saved`."""
+    """Return the block's output for x, both (images, H, W, C), and put what the backward pass needs into `saved`."""
     from greedynas.gpu import excitation
     from greedynas.gpu.kernels import depthwise, gating, pointwise
     from greedynas.gpu.kernels import norms as kernels
@@ -265,7 +243,7 @@ def _forward(block: Any, x: Tensor, saved: dict[str, Tensor] | None) -> Tensor:
 
 
 def _matrices(first: nn.Conv2d, second: nn.Conv2d, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in one kernel."""
+    """Return the weights of two 1x1 convolutions as matrices in the type of x, cast by one kernel."""
     from greedynas.gpu.kernels import weights
 
     if "cast" in first.__dict__:
@@ -274,5 +252,5 @@ def _matrices(first: nn.Conv2d, second: nn.Conv2d, x: Tensor) -> tuple[Tensor, T
 
 
 def _matrix(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    cast: Tensor | None = conv.__dict__.get("cast")  # a copy that is kept up, while graphs are recorded
+    cast: Tensor | None = conv.__dict__.get("cast")  # a copy that is kept up to date while graphs are recorded
     return conv.weight.detach().flatten(1).to(x.dtype) if cast is None else cast

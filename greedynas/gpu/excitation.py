@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation inside of an MBConv block that the engine runs. The gate's two layers are small: plain PyTorch."""
+"""Squeeze-and-excitation in an MBConv block of the engine. The gate's two small layers run in plain PyTorch."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from greedynas.gpu.kernels import gating, pointwise
 
 
 def excite(se: Any, squeezed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate (images, C) in float32, and what its gradient needs."""
+    """Return the gate (images, C) in float32, and the tensors that its gradient needs."""
     with torch.autocast(squeezed.device.type, enabled=False):
         hidden = nn.functional.linear(squeezed, se.reduce.weight.flatten(1), se.reduce.bias)
         logits = nn.functional.linear(nn.functional.hardswish(hidden), se.expand.weight.flatten(1), se.expand.bias)
@@ -17,7 +17,7 @@ def excite(se: Any, squeezed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _excite_gradient(grad: Tensor, saved: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """Gradients of the squeezed activations and of the four parameters of SqueezeExcite."""
+    """Return the gradients of the squeezed activations and of the four parameters of SqueezeExcite."""
     w_reduce, w_excite, hidden = saved["w_reduce"], saved["w_excite"], saved["hidden"]
     with torch.autocast(grad.device.type, enabled=False):
         logits = torch.ops.aten.hardsigmoid_backward(grad, saved["logits"])
@@ -32,13 +32,16 @@ def _excite_gradient(grad: Tensor, saved: dict[str, Tensor]) -> tuple[Tensor, ..
 
 
 def _like(grad: Tensor, weight: Tensor) -> Tensor:
-    """A weight's gradient in the very layout of the weight: then neither autograd nor the optimizer has to copy it."""
+    """Return a gradient in the memory layout of its weight, so that autograd and the optimizer need not copy it."""
     return grad.as_strided(weight.shape, weight.stride())
 
 
 def gated_gradients(g: Tensor, coef: Tensor, saved: dict[str, Tensor], act: str | None) -> tuple[Any, ...]:
-    """With squeeze-and-excitation, from the last BatchNorm to the z of the one before: its gradient and partial sums, the
-    gradient of the last convolution and those of the four parameters of SqueezeExcite."""
+    """Backpropagate from the last BatchNorm through squeeze-and-excitation to the z of the BatchNorm before.
+
+    Returns the gradient of z, its partial sums, the gradient of the last convolution, and the gradients of the four
+    parameters of SqueezeExcite.
+    """
     b, d, norm, gate = saved["b"], saved["d"], saved["norm_b"], saved["gate"]
     project = pointwise.weight_gradient(g, d, coef, b, norm, act, gate, like=saved["project"])
     gb, _ = pointwise.input_gradient(g, d, coef, saved["w_project"])

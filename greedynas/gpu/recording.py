@@ -1,5 +1,4 @@
-"""What is recorded as CUDA graphs, and how: small images, whose kernels are so short that launching them from Python takes
-longer than running them."""
+"""Recording of CUDA graphs, for small images, where launching a kernel from Python takes longer than running it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 
 from greedynas.gpu import engine
 
-SMALL = 64  # pixels; larger images keep the GPU busy by themselves
-WARM_UPS = 2  # before recording: libraries choose their algorithms and take their workspaces on the first calls
+SMALL = 64  # pixels; larger images keep the GPU busy without graphs
+WARM_UPS = 2  # before recording: libraries choose algorithms and allocate workspaces on their first calls
 
 Graph = torch.cuda.CUDAGraph
 
@@ -43,7 +42,7 @@ def in_turn(works: Sequence[Callable[[], None]]) -> Callable[[], None]:
 
 
 def side_by_side(works: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """Each on a stream of its own, with memory of its own: libraries have one workspace for each stream."""
+    """Return a function that runs each work on its own stream; libraries have one workspace per stream."""
     sides = [torch.cuda.Stream() for _ in works]
 
     def all_of_them() -> None:
@@ -68,7 +67,7 @@ def _side_stream() -> Any:
 
 
 def warm_up(work: Callable[[], Any]) -> None:
-    """On one side stream for all: the allocator keeps what was freed on a stream for that stream alone."""
+    """Run the work a few times, always on the same side stream: the allocator reuses memory only within a stream."""
     side = _side_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -78,7 +77,7 @@ def warm_up(work: Callable[[], Any]) -> None:
 
 
 class Casts:
-    """bf16 copies of the weights of all 1x1 convolutions, which recorded blocks read instead of casting them anew."""
+    """bf16 copies of the weights of all 1x1 convolutions, which recorded blocks read instead of casting them again."""
 
     def __init__(self, net: nn.Module):
         convs = [
@@ -95,7 +94,7 @@ class Casts:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Inside, `engine` finds them."""
+        """Let `engine` use the copies inside this context."""
         for conv in self.convs:
             conv.__dict__["cast"] = self.of[conv.weight]
         try:
@@ -106,7 +105,7 @@ class Casts:
 
 
 def writing(block: nn.Module, **places: Tensor) -> Any:
-    """Inside, the block writes there at once, if it is one that can."""
+    """Return a context in which the block writes its results directly to these tensors, if it can."""
     if not getattr(block, "writes_to_places", False):
         return nullcontext()
     return engine.writing(**{name: place.permute(0, 2, 3, 1) for name, place in places.items()})

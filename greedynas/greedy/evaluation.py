@@ -1,9 +1,9 @@
 """Losses and accuracies of many paths at once: paths form a prefix tree, and every shared prefix is computed once.
 
-That is exact, because a layer's input depends on the ops before it alone. BatchNorm statistics come from
-  batch        the evaluated images themselves, `bn_images` of them at a time,
-  recalibrate  training images, fresh for every path,
-  running      the averages kept in training (the paper's `eval()`): a mix over all paths.
+This is exact, because the input of a layer depends only on the ops before it. BatchNorm statistics come from
+  batch        the evaluated images, `bn_images` of them at a time,
+  recalibrate  training images, computed anew for every path,
+  running      the averages kept in training (the paper's `eval()`), a mix over all paths.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from greedynas.data.class_weights import balanced_weights
 from greedynas.models.batchnorm import BN_MODES, bn_mode, calibrates, pooled, run_block
 from greedynas.models.supernet import Supernet
-from greedynas.runtime.devices import autocast, full_precision
+from greedynas.runtime.devices import autocast, full_precision, prepare
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.parallel import ranks
 from greedynas.spaces.paths import OpPath, parse_path
@@ -33,10 +33,10 @@ class Evaluation:
     Attributes:
         losses: The mean cross-entropy of each path; the mean over classes where these are balanced.
         accuracies: The top-1 accuracy of each path; the mean over classes where these are balanced.
-        images: Evaluated images: distinct paths times images.
-        layers_run: Blocks that were run, counted once for each chunk of images.
-        layers_plain: Blocks that one path at a time would have run.
-        correct: Which images each path got right, (paths, images), where that was asked for.
+        images: The number of evaluated images: distinct paths times images.
+        layers_run: The number of blocks that were run, counted once for each chunk of images.
+        layers_plain: The number of blocks that evaluating one path at a time would have run.
+        correct: Which images each path classified correctly, (paths, images), if `keep_correct` was set.
 
     Example:
         >>> import greedynas, torch
@@ -50,9 +50,9 @@ class Evaluation:
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
     images: int = 0  # distinct paths x images
-    layers_run: int = 0  # blocks run, counted once a chunk of images
-    layers_plain: int = 0  # what one path at a time would have run
-    correct: NDArray[np.bool_] | None = field(default=None, repr=False)  # (paths, images) when asked for
+    layers_run: int = 0  # blocks run, counted once for each chunk of images
+    layers_plain: int = 0  # blocks that one path at a time would have run
+    correct: NDArray[np.bool_] | None = field(default=None, repr=False)  # (paths, images) with `keep_correct`
 
     def __repr__(self) -> str:
         if len(self.losses) == 0:
@@ -77,19 +77,19 @@ def evaluate_paths(
     keep_correct: bool = False,
     balanced: bool = False,
 ) -> Evaluation:
-    """Evaluate paths of a supernet on images in memory; prefixes that paths share are computed once.
+    """Evaluate paths of a supernet on images in memory. Prefixes that paths share are computed once.
 
     Args:
         net: The supernet.
         paths: Paths in any form that `parse_path` reads.
-        images: The images, normalised, (n, channels, size, size).
-        labels: Their labels, (n,).
+        images: The normalised images, (n, channels, size, size).
+        labels: The labels of the images, (n,).
         bn: Where BatchNorm statistics come from: "batch", "recalibrate", "running", or a registered mode.
         bn_images: With "batch", how many images share their statistics.
         calibration: With "recalibrate", the training images that give the statistics.
         precision: "fp32" or "bf16".
-        keep_correct: Whether to return which images each path got right.
-        balanced: Whether losses and accuracies are means over the classes that are present, so that every class counts alike.
+        keep_correct: Whether to return which images each path classified correctly.
+        balanced: Whether losses and accuracies are means over the classes that occur, so that all classes count alike.
 
     Returns:
         The losses and accuracies, in the order of the paths.
@@ -109,7 +109,7 @@ def evaluate_paths(
         raise GreedyNASError("the evaluation set is empty")
     class_weights = balanced_weights(labels, net.space.num_classes, torch.float64) if balanced else None
     chunks = interleaved(len(images), bn_images)
-    # The indices are made where the images are: copied there, they would wait for all that the GPU has to do.
+    # The indices are created on the device of the images: a copy would wait for all queued work of the GPU.
     rows = (torch.arange(first, len(images), len(chunks), device=images.device) for first in range(len(chunks)))
     batches = ((images[chunk], labels[chunk]) for chunk in rows)
     result = evaluate_batches(
@@ -128,9 +128,10 @@ def evaluate_paths(
 
 
 def interleaved(images: int, bn_images: int) -> list[NDArray[np.int64]]:
-    """Indices in chunks of nearly `bn_images`, each with BatchNorm statistics of its own in mode `batch`.
+    """Return the indices of images in chunks of nearly `bn_images`, which share their statistics in mode `batch`.
 
-    Every n-th image goes into the same chunk: folders are sorted by class, and statistics of one class alone are useless.
+    Every n-th image goes into the same chunk: folders are sorted by class, and the statistics of a single class are
+    useless.
     """
     chunks = max(1, min(round(images / bn_images), images // 2))
     return [np.arange(first, images, chunks) for first in range(chunks)]
@@ -148,22 +149,23 @@ def evaluate_batches(
     keep_correct: bool = False,
     class_weights: Tensor | None = None,
 ) -> Evaluation:
-    """Evaluate paths over batches of images as they come; memory is bounded by one batch at each depth of the tree.
+    """Evaluate paths over a stream of batches; memory is bounded by one batch at each depth of the tree.
 
-    With `class_weights` every image counts by the weight of its class (see `losses.balanced_weights`). Of several ranks, each
-    evaluates its share of the paths on all images, and all get all results.
+    With `class_weights` every image is weighted by its class (see `class_weights.balanced_weights`). Each of several
+    ranks evaluates its share of the paths on all images, and every rank returns the results of all paths.
     """
     if bn not in BN_MODES:
         raise BN_MODES.unknown(bn)
     if calibrates(bn) and calibration is None:
         raise GreedyNASError("recalibrated BatchNorm needs training images to calibrate on")
     parsed = [parse_path(path, net.space) for path in paths]
+    prepare(next(net.parameters()).device)
     distinct = sorted(set(parsed))
     mine = ranks.share(distinct)
     shared = shared_layers(mine)
     losses, hits = np.zeros(len(mine)), np.zeros(len(mine))
-    sums: list[Tensor] = []  # of each chunk: losses and hits of the paths
-    totals: list[Tensor] = []  # of each chunk: the weight of its images
+    sums: list[Tensor] = []  # for each chunk: losses and hits of the paths
+    totals: list[Tensor] = []  # for each chunk: the sum of the weights of its images
     correct: list[NDArray[np.bool_]] = []
     seen = chunks = run = 0
     for images, labels in batches if mine else ():
@@ -180,13 +182,13 @@ def evaluate_batches(
         seen += len(labels)
         run += len(mine) * len(net.space.layers) - sum(shared)
         chunks += 1
-    for chunk in torch.stack(sums).cpu().numpy() if sums else ():  # here, once, a GPU is waited for
+    for chunk in torch.stack(sums).cpu().numpy() if sums else ():  # the only place that waits for a GPU
         losses += chunk[0]
         hits += chunk[1]
     total: float = seen if class_weights is None else sum(float(weight) for weight in totals)
     losses, hits = losses / max(total, 1e-300), hits / max(total, 1e-300)
     if class_weights is not None:
-        hits = hits.round(12)  # equal accuracies stay equal, in whatever order their images were added up
+        hits = hits.round(12)  # equal accuracies stay equal, whatever the order of summation
     seen, chunks = ranks.largest(seen), ranks.largest(chunks)
     if seen == 0:
         raise GreedyNASError("the evaluation set is empty")
@@ -197,14 +199,14 @@ def evaluate_batches(
         losses,
         hits,
         images=len(distinct) * seen,
-        layers_run=sum(ranks.gather_words(run)),
+        layers_run=sum(ranks.gather_values(run)),
         layers_plain=chunks * len(distinct) * len(net.space.layers),
         correct=_from_all_ranks(correct, seen)[order] if keep_correct else None,
     )
 
 
 def _from_all_ranks(correct: list[NDArray[np.bool_]], seen: int) -> NDArray[np.bool_]:
-    """Chunks of (this rank's paths, images) -> (all paths, all images)."""
+    """Join the chunks (this rank's paths, images) of all ranks into one array (all paths, all images)."""
     mine = np.concatenate(correct, axis=1) if correct else np.zeros((0, seen), np.bool_)
     return np.concatenate(ranks.gather(mine))
 
@@ -220,9 +222,12 @@ def _evaluate_chunk(
     precision: str,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the (weighted) sums of losses (paths,) of sorted, distinct paths, and which images they get right (paths, images)."""
+    """Return the (weighted) sums of losses (paths,) and the correctly classified images (paths, images).
+
+    The paths are sorted and distinct.
+    """
     calibration = calibration if calibrates(bn) else None
-    if images.device.type == "cuda" and weights is None:  # what is recorded adds up the losses of several images
+    if images.device.type == "cuda" and weights is None:  # a recording adds up the losses of several images
         from greedynas.greedy.graphs.evaluation import recorded_evaluation
 
         recorded = recorded_evaluation(net, len(distinct), images, labels, calibration, bn, precision)
@@ -239,7 +244,10 @@ def _evaluate_chunk(
 
 
 def shared_layers(distinct: Sequence[OpPath]) -> list[int]:
-    """How many leading layers each of sorted paths shares with the one before it: all that any earlier one could share."""
+    """Return the number of leading layers that each of some sorted paths shares with the path before it.
+
+    No earlier path shares more, because the paths are sorted.
+    """
     shared = [0]
     for before, path in itertools.pairwise(distinct):
         shared.append(next(i for i, (a, b) in enumerate(zip(before, path, strict=True)) if a != b))
@@ -249,7 +257,7 @@ def shared_layers(distinct: Sequence[OpPath]) -> list[int]:
 def _leaves(
     net: Supernet, distinct: Sequence[OpPath], shared: Sequence[int], images: Tensor, calibration: Tensor | None
 ) -> Iterator[Tensor]:
-    """Logits of every path, in order, walking the prefix tree depth first: one activation is kept for each depth."""
+    """Yield the logits of every path in order, walking the prefix tree depth first with one activation per depth."""
     stack = [run_block(net.stem, images, calibration)]  # stack[d]: (images, calibration images) after d layers
     for path, known in zip(distinct, shared, strict=True):
         del stack[known + 1 :]

@@ -12,6 +12,7 @@ from greedynas.spaces.paths import OpPath, parse_path
 from greedynas.spaces.space import Space
 
 Evaluate = Callable[[Sequence[OpPath]], Sequence[float]]
+Explore = Callable[[], OpPath]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Filtered:
     evaluated: int  # distinct paths
 
     def agreed(self) -> "Filtered":
-        """Return the outcome that rank 0 has, on every rank."""
+        """Return the outcome of rank 0 on every rank."""
         kept, rejected = ranks.broadcast((self.kept, self.rejected))
         return replace(self, kept=_with_tuples(kept), rejected=_with_tuples(rejected))
 
@@ -53,19 +54,22 @@ def filter_paths(
     rng: np.random.Generator,
     pool: CandidatePool | None = None,
     epsilon: float = 0.0,
+    explore: Explore | None = None,
 ) -> Filtered:
     """Sample m paths from the space and the pool, rank them by loss and keep the best k: Algorithm 1.
 
-    A path that is drawn twice counts twice among the m and the k, and is evaluated once.
+    A path that is sampled twice counts twice among the m and the k, and is evaluated once.
 
     Args:
         space: The space.
-        evaluate: Takes distinct paths and returns their losses, all on the same validation batch.
+        evaluate: A function that takes distinct paths and returns their losses, all on the same validation batch.
         m: How many paths are sampled.
         k: How many of them are kept.
-        rng: The random numbers.
+        rng: The random number generator.
         pool: The candidate pool; without one, or while it is empty, all paths are sampled from the space.
         epsilon: The probability with which each path is sampled from the pool.
+        explore: A function that draws one path of the space; None: uniformly. A training with limits draws from the paths
+            within them.
 
     Returns:
         The kept and the rejected paths with their losses.
@@ -78,8 +82,8 @@ def filter_paths(
         True
     """
     if not 1 <= k <= m:
-        raise GreedyNASError(f"of m = {m} paths between 1 and m can be kept, got k = {k}")
-    paths = sample_paths(space, m, rng, pool, epsilon)
+        raise GreedyNASError(f"k must be between 1 and m = {m}, got k = {k}")
+    paths = sample_paths(space, m, rng, pool, epsilon, explore)
     distinct = list(dict.fromkeys(paths))
     losses = dict(zip(distinct, evaluate(distinct), strict=True))
     ranked = sorted(((path, losses[path]) for path in paths), key=lambda entry: entry[1])
@@ -87,12 +91,15 @@ def filter_paths(
 
 
 def sample_paths(
-    space: Space, m: int, rng: np.random.Generator, pool: CandidatePool | None = None, epsilon: float = 0.0
+    space: Space,
+    m: int,
+    rng: np.random.Generator,
+    pool: CandidatePool | None = None,
+    epsilon: float = 0.0,
+    explore: Explore | None = None,
 ) -> list[OpPath]:
-    """m paths i.i.d. from (1 - ε) U(A) + ε U(P); uniform over the space while the pool is empty."""
+    """Sample m paths i.i.d. from (1 - ε) U(A) + ε U(P), or uniformly from the space while the pool is empty."""
     if pool is None or len(pool) == 0:
         epsilon = 0.0
-    return [
-        pool.sample(rng) if pool is not None and rng.random() < epsilon else parse_path(space.sample(1, rng)[0], space)
-        for _ in range(m)
-    ]
+    explore = explore or (lambda: parse_path(space.sample(1, rng)[0], space))
+    return [pool.sample(rng) if pool is not None and rng.random() < epsilon else explore() for _ in range(m)]

@@ -7,17 +7,17 @@ import numpy as np
 
 from greedynas.spaces.paths import OpPath
 
-SHOWN = 10  # paths in a notebook
+SHOWN = 10  # paths that are shown in a notebook
 
 
 class CandidatePool:
-    """The candidate pool of the paper: at most `size` paths, each with its newest loss.
+    """The candidate pool of the paper: at most `size` paths, each with its latest loss.
 
-    When there is one path too many, the one with the worst loss leaves and is forgotten. Of equal losses, the one that entered (or
-    was updated) last leaves first. An update costs O(log size).
+    When the pool exceeds its size, the path with the worst loss is removed. Of equal losses, the one that was added or
+    updated last is removed first. An update costs O(log size).
 
     Args:
-        size: How many paths it holds at most.
+        size: The largest number of paths in the pool.
 
     Example:
         >>> import greedynas
@@ -30,16 +30,16 @@ class CandidatePool:
 
     def __init__(self, size: int):
         if size < 1:
-            raise ValueError(f"a pool holds at least one path, got size {size}")
+            raise ValueError(f"the size of a pool must be at least one, got {size}")
         self.size = size
-        self._entries: dict[OpPath, tuple[float, int]] = {}  # path -> (loss, age); the order of entry is the dict's
-        self._paths: list[OpPath] = []  # for drawing one in O(1); a leaving path's place is taken by the last one
+        self._entries: dict[OpPath, tuple[float, int]] = {}  # path -> (loss, age), in the order of entry
+        self._paths: list[OpPath] = []  # for sampling in O(1); the last path takes the place of a removed one
         self._places: dict[OpPath, int] = {}
-        self._heap: list[tuple[float, int, OpPath]] = []  # worst on top; entries that were updated since are stale
+        self._heap: list[tuple[float, int, OpPath]] = []  # worst on top; entries that were updated later are stale
         self._updates = 0
 
     def update(self, path: OpPath, loss: float) -> None:
-        """Let a path in, or give it its newest loss; then the worst leaves if there is one too many."""
+        """Add a path or update its loss, and remove the worst path if the pool exceeds its size."""
         if path not in self._entries:
             self._places[path] = len(self._paths)
             self._paths.append(path)
@@ -64,25 +64,26 @@ class CandidatePool:
             self._places[last] = place
 
     def sample(self, rng: np.random.Generator) -> OpPath:
-        """One path, uniformly."""
+        """Return a random path of the pool, each equally likely."""
         return self._paths[int(rng.integers(len(self._paths)))]
 
     def best(self, n: int | None = None) -> list[tuple[OpPath, float]]:
-        """The n best (all) paths with their losses, best first."""
+        """Return the n best paths (all with None) and the loss of each, best first."""
         ranked = sorted(self._entries.items(), key=lambda entry: entry[1])
         return [(path, loss) for path, (loss, _) in ranked[:n]]
 
     def novelty(self, earlier: Iterable[OpPath]) -> float:
-        """π: the share of the pool that was not in it earlier. Small when the pool is steady."""
+        """Return π, the share of the pool's paths that are not among earlier ones. A steady pool has a small π."""
         return 1 - len(self._entries.keys() & set(earlier)) / max(len(self._entries), 1)
 
     def losses(self) -> list[float]:
+        """Return the loss of each path, in the order in which the paths came in."""
         return [loss for loss, _ in self._entries.values()]
 
     def __repr__(self) -> str:
         losses = sorted(self.losses())
-        told = f", losses {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
-        return f"CandidatePool({len(self):,} of {self.size:,} paths{told})"
+        losses_range = f", losses {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
+        return f"CandidatePool({len(self):,} of {self.size:,} paths{losses_range})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -94,6 +95,7 @@ class CandidatePool:
 
     @property
     def full(self) -> bool:
+        """Whether the pool has as many paths as it can hold."""
         return len(self._entries) == self.size
 
     def __len__(self) -> int:
@@ -106,12 +108,13 @@ class CandidatePool:
         return iter(self._paths)
 
     def state(self) -> dict[str, object]:
-        """Everything that the future depends on, as JSON: the order of drawing and the order among equal losses too."""
+        """Return the whole state for a checkpoint, as JSON, including the orders of sampling and of equal losses."""
         entries = [[list(path), *self._entries[path]] for path in self._paths]
         return {"size": self.size, "updates": self._updates, "entries": entries}
 
     @classmethod
     def from_state(cls, state: dict) -> "CandidatePool":
+        """Return the pool whose `state()` this is."""
         pool = cls(state["size"])
         pool._updates = state["updates"]
         for path, loss, age in state["entries"]:

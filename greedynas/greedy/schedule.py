@@ -1,4 +1,4 @@
-"""What is due at which step of supernet training, and what the whole of it costs, counted as in Table 1 of the paper."""
+"""The schedule of supernet training by step, and the cost of the whole training, counted as in Table 1 of the paper."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from greedynas.greedy.settings import TrainSettings
 from greedynas.models.batchnorm import calibrates
 from greedynas.spaces.space import Space
 
-PAPER_RATIO = 3.33  # cost of a training step over a forward pass, wherever methods are matched by cost
+PAPER_RATIO = 3.33  # the paper's cost of a training step over a forward pass, used to match methods by cost
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of a training. Everything depends on `max_epochs`, not on when training really stops."""
+    """The schedule of a training. It depends on `max_epochs`, not on the epoch in which training stops."""
 
     settings: TrainSettings
     train_images: int
@@ -33,19 +33,23 @@ class Schedule:
         return round(warmup * self.steps) if isinstance(warmup, float) else warmup
 
     def lr(self, step: int) -> float:
-        """Return the learning rate: cosine decay from the initial value to the final one, times how far it has warmed up."""
+        """Return the learning rate: cosine decay from the initial value to the final one, times a linear warm-up."""
         first, last = self.settings.lr, self.settings.lr * self.settings.lr_end
         warm = min(1, (step + 1) / (round(self.settings.lr_warmup * self.steps) + 1))
         return warm * (last + (first - last) * 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
     def epsilon(self, step: int) -> float:
-        """Return the probability of sampling from the pool: linear from 0 at the end of warm-up to its level at the last step."""
+        """Return the probability of sampling from the pool, which rises linearly from warm-up to the last step."""
         if not self.settings.pool_sampling or step <= self.warmup:
             return 0.0
         return self.settings.epsilon * (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)
 
+    def progress(self, step: int) -> float:
+        """Return how much of the training after warm-up is done, from 0 to 1."""
+        return min(1.0, max(0.0, (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)))
+
     def filters(self, step: int) -> bool:
-        """Return whether paths are evaluated before they are trained: to filter them, or for the pool that other switches use."""
+        """Return whether paths are evaluated before they are trained, to filter them or to keep the pool up to date."""
         return self._needs_losses and step >= self.warmup
 
     @property
@@ -55,32 +59,39 @@ class Schedule:
         return used and make_sampler(settings.sampler).filters
 
     def filterings(self, steps: int) -> int:
-        """Return how often paths are evaluated in the first steps."""
+        """Return the number of filterings in the first `steps` steps."""
         return math.ceil(max(steps - self.warmup, 0) / self.settings.k) if self._needs_losses else 0
 
     def predicted_images(self, epochs: int | None = None, space: Space | None = None) -> tuple[int, int]:
-        """Return the (optimization, evaluation) images of a training, without repeated paths.
+        """Return the (optimization, evaluation) images of a training in which no path is sampled twice.
 
         Args:
-            epochs: When it stops; None: at `max_epochs`.
-            space: Of the supernet, which decides how many paths an update of some samplers trains; None: one.
+            epochs: The epochs that are trained; None: `max_epochs`.
+            space: The space of the supernet, by which some samplers train several paths per update; None: one path.
         """
+        return self.images_until((epochs or self.settings.max_epochs) * self.steps_per_epoch, space)
+
+    def images_until(self, steps: int, space: Space | None = None) -> tuple[int, int]:
+        """Return the (optimization, evaluation) images of the first steps, see `predicted_images`."""
         settings = self.settings
-        steps = (epochs or settings.max_epochs) * self.steps_per_epoch
         batch = min(settings.batch_size, self.train_images)
         trained = 1 if space is None else make_sampler(settings.sampler).paths_per_update(space)
-        paths = self.filterings(steps) * (settings.m if settings.filtering else settings.k)
+        sampler, optimization = make_sampler(settings.sampler), steps * batch * trained
+        paths = self.filterings(steps) * sampler.evaluates(settings)
         calibration = min(settings.calibration_images, self.train_images) if calibrates(settings.bn) else 0
-        return steps * batch * trained, paths * (settings.filter_images + calibration)
+        if space is not None:  # steps on architecture parameters
+            optimization += max(steps - self.warmup, 0) * batch * sampler.learning_paths(space)
+        watched = settings.accuracy_images * (steps // self.steps_per_epoch)
+        return optimization, paths * (settings.filter_images + calibration) + watched
 
 
 def corrected_images(optimization: float, evaluation: float, ratio: float = PAPER_RATIO) -> float:
-    """Return Table 1's "corrected #optimization"."""
+    """Return the "corrected #optimization" of Table 1: an evaluation image counts as 1 / ratio training images."""
     return optimization + evaluation / ratio
 
 
 def epochs_within(settings: TrainSettings, train_images: int, corrected: float, space: Space) -> int:
-    """Return the most epochs whose corrected cost stays within a number of images; 0 where even one costs more."""
+    """Return the largest number of epochs whose corrected cost is at most `corrected` images; 0 if one costs more."""
 
     def cost(epochs: int) -> float:
         schedule = Schedule(settings.model_copy(update={"max_epochs": epochs}), train_images)
@@ -96,7 +107,7 @@ def epochs_within(settings: TrainSettings, train_images: int, corrected: float, 
 
 
 def supplement_corrected_images() -> float:
-    """Return the supplement's own example, with its rounding: 46 epochs of 1.23M images, no warm-up. It prints 89.7M."""
+    """Return the cost of the supplement's example with its rounding: 46 epochs of 1.23M images, no warm-up (89.7M)."""
     optimization = 1.23e6
     evaluation = round(1.23 * 1000 / 1024 * 10 / 5, 2) * 1e6  # 2.40M
     return corrected_images(optimization * 46, evaluation * 46)

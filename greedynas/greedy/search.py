@@ -1,12 +1,13 @@
-"""Search for the best path under a budget, by any searcher and any evaluator.
+"""The search for the best path under a budget, with any searcher and any evaluator.
 
-A searcher draws all that is random from streams of its own, so the state at any moment follows from the paths evaluated so
-far: a search is resumed by replaying them.
+A searcher takes all random numbers from its own streams, so its state is determined by the paths evaluated so far: a
+search is resumed by replaying them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greedynas.greedy.searchers import SEARCHERS
 from greedynas.greedy.searchers.task import STALE_ROUNDS, Accuracies, Found, Plan, Proposal, Score, Searched, make_task
@@ -30,29 +31,33 @@ def search(
     latency: CostTable | PricesPaths | None = None,
     seed: int = 0,
     score: Score | None = None,
+    probabilities: Sequence[NDArray[np.float64]] = (),
 ) -> Searched:
     """Search a space for the best path within a budget.
 
     Args:
         space: The space.
-        evaluate: Takes distinct paths and returns their accuracies, by a supernet or by anything else.
+        evaluate: A function that takes distinct paths and returns their accuracies, from a supernet or anything else.
         budget: The limits. Without one, every path is feasible.
-        searcher: "evolution" starts from the pool's best feasible paths (Algorithm 3), "random" draws as many paths at
-            random; or the name of a registered searcher.
+        searcher: "evolution" (Algorithm 3, which starts from the pool's best feasible paths), "model" (a ridge
+            regression proposes paths), "aging" (regularised evolution), "local" (local search), "reinforce" (a policy
+            learned by reinforcement), "derivation" (the most probable path), "random" (the same number of random
+            paths), or the name of a registered searcher.
         pool: The candidate pool of the supernet's training, best path first.
         population_size: How many paths are evaluated in a generation.
-        generations: How many generations there are, the initial one among them.
-        objectives: Costs that are to be small: "macs", "params", "latency_ms". Without any, the limited ones.
-        latency: A latency table, needed where latency is limited or an objective.
-        seed: Of the random draws.
-        score: What paths are ranked by in the end instead of their accuracies.
+        generations: The number of generations, including the initial one.
+        objectives: The costs to minimise: "macs", "params", "latency_ms". By default those that the budget limits.
+        latency: A latency table, needed if latency is limited or an objective.
+        seed: The seed of all random draws.
+        score: A function that gives the scores by which paths are ranked in the end, instead of accuracies.
+        probabilities: The probabilities of the ops of each layer, which "derivation" needs.
 
     Returns:
-        The evaluated paths: `.best` is the most accurate one (of several the cheapest), `.front()` the best at every cost,
-        `.found` all of them.
+        The evaluated paths: `.best` is the most accurate one (of equal ones the cheapest), `.front()` has the best at
+        every cost, `.found` has all of them.
 
     Raises:
-        GreedyNASError: If the budget cannot be kept, or a name is unknown.
+        GreedyNASError: If no path keeps the budget, or a name is unknown.
 
     Example:
         >>> import greedynas
@@ -63,7 +68,7 @@ def search(
         (200, True)
     """
     task = make_task(space, budget or Budget(), objectives, latency, score)
-    plan = Plan(task, pool, population_size, generations, seed)
+    plan = Plan(task, pool, population_size, generations, seed, probabilities)
     *_, result = search_steps(plan, evaluate, searcher)
     return result
 
@@ -71,9 +76,9 @@ def search(
 def search_steps(
     plan: Plan, evaluate: Accuracies, searcher: str = "evolution", earlier: Sequence[Found] = ()
 ) -> Iterator[Searched]:
-    """Search generation by generation, and yield all that is evaluated so far after each.
+    """Search generation by generation and yield the result so far after each.
 
-    `earlier` are the results of a search that was interrupted: they are taken instead of evaluating again.
+    `earlier` has the results of an interrupted search, which are used instead of evaluating their paths again.
     """
     result, evaluation = Searched(plan.task), _remembering(evaluate, earlier)
     proposals = SEARCHERS[searcher](plan)
@@ -101,7 +106,7 @@ def search_steps(
 
 
 def _feasible(plan: Plan, proposed: Sequence[OpPath]) -> tuple[list[OpPath], int]:
-    """Return the distinct paths of a proposal that keep every limit, and how many do not. Limits are hard."""
+    """Return the distinct paths of a proposal that keep every limit, and the number of those that violate one."""
     paths = list(dict.fromkeys(parse_path(path, plan.task.space) for path in proposed))
     feasible = plan.task.feasible(np.array(paths)) if paths else np.zeros(0, bool)
     kept = [path for path, fits in zip(paths, feasible.tolist(), strict=True) if fits]
@@ -109,7 +114,7 @@ def _feasible(plan: Plan, proposed: Sequence[OpPath]) -> tuple[list[OpPath], int
 
 
 def _remembering(evaluate: Accuracies, earlier: Sequence[Found]) -> Callable[[list[OpPath], int], list[Found]]:
-    """Return an evaluation of a generation that takes known results instead of evaluating again."""
+    """Return a function that evaluates a generation and uses the results of `earlier` where it can."""
     known = {entry.path: entry.accuracy for entry in earlier}
 
     def evaluation(paths: list[OpPath], generation: int) -> list[Found]:

@@ -5,7 +5,7 @@ from greedynas.greedy.state import TrainState
 
 
 def update_novelty(state: TrainState) -> None:
-    """Compute π at the end of an epoch: the share of a full pool that is new since the end of the epoch before."""
+    """Compute π at the end of an epoch: the share of a full pool that is new since the end of the previous epoch."""
     state.novelty = state.pool.novelty(state.previous_pool) if state.pool.full else None
     state.previous_pool = sorted(state.pool)
 

@@ -1,8 +1,9 @@
-"""Greedy training of a supernet: Algorithm 2 of the paper, and its rivals in the same loop."""
+"""The training of a supernet: Algorithm 2 of the paper, and other samplers in the same loop."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,28 +12,30 @@ from torch import Tensor
 
 from greedynas.data.datasets import Data
 from greedynas.greedy.pool import CandidatePool
-from greedynas.greedy.ratio import ATTEMPTS, measure_ratio
+from greedynas.greedy.ratio import measure_once
 from greedynas.greedy.recorder import Recorder
-from greedynas.greedy.samplers.sampler import Draw, make_sampler
+from greedynas.greedy.samplers.learning import Learning
+from greedynas.greedy.samplers.sampler import Draw, Drawn, checked_sampler, draw_updates
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import TrainSettings
 from greedynas.greedy.state import TrainState, restore_state
 from greedynas.greedy.steps import TrainingStep, supernet_optimizer
 from greedynas.greedy.stopping import update_novelty, why_stop
-from greedynas.greedy.validation import FilterLosses
+from greedynas.greedy.validation import FilterLosses, watch_accuracy
 from greedynas.models import engine
 from greedynas.models.supernet import Supernet
 from greedynas.rundir.callbacks import Callback
 from greedynas.rundir.checkpointing import Checkpointing, checkpointing
 from greedynas.rundir.checkpoints import Checkpoint, training_tensors
 from greedynas.rundir.run_directory import RunDirectory
-from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import write_json
 from greedynas.runtime.parallel import ranks
-from greedynas.runtime.parallel.reduction import same_weights
+from greedynas.runtime.parallel.reduction import broadcast_weights
 from greedynas.runtime.parallel.sync_batchnorm import synchronise
 from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
+from greedynas.spaces.feasible import feasible_paths
+from greedynas.spaces.paths import most_expensive
 
 
 def train_supernet(
@@ -47,26 +50,28 @@ def train_supernet(
     console: Console | None = None,
     callbacks: Sequence[Callback] = (),
     lasting_steps: frozenset[int] = frozenset(),
+    make_step: Callable[..., TrainingStep] = TrainingStep,
 ) -> TrainState:
-    """Train a supernet greedily: sample and filter paths, keep the best in the pool, train one path a batch (Algorithm 2).
+    """Train a supernet greedily: sample and filter paths, keep the best in the pool, train one per batch (Algorithm 2).
 
     Args:
         net: The supernet, which is trained in place.
         data: The images of the run (see `open_data`).
         settings: The settings of the training; their defaults are the paper's.
-        seed: Of every random draw.
-        precision: "fp32" or "bf16", of training.
-        eval_precision: "fp32" or "bf16", of filtering.
-        run: A run directory. Training then goes on from its newest checkpoint and ends as if it had never been interrupted.
+        seed: The seed of all random draws.
+        precision: The precision of training, "fp32" or "bf16".
+        eval_precision: The precision of filtering, "fp32" or "bf16".
+        run: A run directory. Training resumes from its newest checkpoint and ends as if it had never been interrupted.
         console: Where progress is shown.
-        callbacks: What watches the training, and may end it after an epoch.
-        lasting_steps: Steps whose checkpoints are kept when newer ones are written.
+        callbacks: Callbacks that observe the training and may end it after an epoch.
+        lasting_steps: The steps whose checkpoints are kept when newer ones are written.
+        make_step: The class of the updates, or a function that returns one; a subclass may change the loss.
 
     Returns:
         The state at the end: the candidate pool, π, counts of images, and why training stopped.
 
     Raises:
-        GreedyNASError: If the loss is not a number, or something about the settings cannot be.
+        GreedyNASError: If the loss is not a number, or the settings do not fit the space or the data.
 
     Example:
         >>> import greedynas
@@ -79,29 +84,22 @@ def train_supernet(
         >>> state.step, state.stopped
         (6, 'max_epochs reached')
     """
-    schedule, sampler = Schedule(settings, len(data.train)), make_sampler(settings.sampler)
-    step = TrainingStep(net, supernet_optimizer(net, settings), settings, data.class_weights, precision)
+    schedule = Schedule(settings, len(data.train))
+    draw = Drawing(net, data, schedule, seed, precision, eval_precision)
+    step = make_step(net, supernet_optimizer(net, settings), settings, data.class_weights, precision)
     state = begin(net, step, schedule, run, precision)
     if state.stopped is not None:
         return state
     with journal_of(net, step, state, schedule, run, console, callbacks, lasting_steps) as (recorder, checkpoint):
         while state.stopped is None:
-            trained = (
-                state.step - state.epoch * schedule.steps_per_epoch
-            )  # batches of this epoch, before an interruption
-            for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=trained):
+            done = state.step - state.epoch * schedule.steps_per_epoch  # 0, except after an interruption
+            for images, labels in data.train.train_batches(state.epoch, settings.batch_size, start=done):
                 if not state.waiting:
-                    losses = FilterLosses(net, data, settings, seed, state, eval_precision)
-                    draw = make_draw(net, settings, schedule, state, seed, losses)
-                    drawn = sampler.draw(draw)
-                    if not drawn.updates or not all(drawn.updates):
-                        raise GreedyNASError(f"the sampler {settings.sampler!r} has drawn no path for an update")
-                    for path, path_loss in drawn.filtered.kept if drawn.filtered is not None else ():
+                    drawn = draw(state)
+                    for path, path_loss in drawn.kept:
                         state.pool.update(path, path_loss)
-                    state.waiting = drawn.updates
-                    state.draws += 1
-                    state.evaluation_images += losses.images
-                    recorder.filtering(drawn.filtered, draw.epsilon)
+                    recorder.filtering(drawn.filtered)
+                    state.waiting = list(drawn.updates)
                 paths = state.waiting.pop(0)
                 loss = step(images, labels, paths, schedule.lr(state.step))
                 state.step += 1
@@ -111,9 +109,8 @@ def train_supernet(
             state.epoch += 1
             update_novelty(state)
             state.stopped = why_stop(state, settings) or recorder.reason_to_stop()
-            if state.measured_ratio is None and state.epoch <= ATTEMPTS:
-                measure = partial(measure_ratio, net, data, settings, precision, eval_precision)
-                state.measured_ratio = ranks.on_first(measure)
+            watch_accuracy(net, data, settings, seed, state, eval_precision)
+            measure_once(state, net, data, settings, precision, eval_precision)
             recorder.epoch()
         checkpoint.now()
     logger.info("supernet trained for %d epochs: %s", state.epoch, state.stopped)
@@ -123,28 +120,72 @@ def train_supernet(
 def begin(
     net: Supernet, step: TrainingStep, schedule: Schedule, run: RunDirectory | None, precision: str
 ) -> TrainState:
-    """Prepare the net for training and return the state that training goes on from."""
+    """Prepare the net for training and return the state from which training starts or resumes."""
     settings = schedule.settings
     images_per_step = min(settings.batch_size, schedule.train_images)
     ranks.refuse_small_batch(images_per_step, "train.batch_size")
-    make_sampler(settings.sampler).check(net.space)
     net.train()
     if settings.sync_bn:
         synchronise(net)
-    same_weights(net)
+    broadcast_weights(net)
     state = None if run is None else restore_state(run, net, step.optimizer)
     if precision == "bf16" and (state is None or state.stopped is None):
         engine.prepare(net, -(-images_per_step // ranks.size()))
     return state or TrainState(CandidatePool(settings.pool_size))
 
 
-def make_draw(
-    net: Supernet, settings: TrainSettings, schedule: Schedule, state: TrainState, seed: int, losses: FilterLosses
-) -> Draw:
-    """Return what a sampler may use now."""
-    rng = stream(seed, "paths", state.draws)
-    filters, epsilon = schedule.filters(state.step), schedule.epsilon(state.step)
-    return Draw(net.space, settings, rng, state.step, filters, epsilon, state.pool, losses)
+class Drawing:
+    """Draws the paths of the next updates: those of the sampler and, where `whole_every` says so, the whole network."""
+
+    def __init__(self, net: Supernet, data: Data, schedule: Schedule, seed: int, precision: str, eval_precision: str):
+        self.net, self.data, self.schedule, self.seed = net, data, schedule, seed
+        self.precision, self.eval_precision = precision, eval_precision
+        self.sampler = checked_sampler(net, schedule.settings)
+        if self.sampler.learning_paths(net.space):
+            ranks.refuse_small_batch(min(schedule.settings.batch_size, len(data.val)), "data.val_images")
+        self.feasible = feasible_paths(net.space, schedule.settings.limits)
+
+    def __call__(self, state: TrainState) -> Drawn:
+        """Return the next draw, and count it and the images that were evaluated for it."""
+        settings, schedule = self.schedule.settings, self.schedule
+        losses = FilterLosses(self.net, self.data, settings, self.seed, state, self.eval_precision)
+        learning = self.learning(state)
+        draw = Draw(
+            space=self.net.space,
+            settings=settings,
+            rng=stream(self.seed, "paths", state.draws),
+            step=state.step,
+            filters=schedule.filters(state.step),
+            epsilon=schedule.epsilon(state.step),
+            pool=state.pool,
+            losses=losses,
+            feasible=self.feasible,
+            accuracies=losses.accuracies,
+            learning=learning,
+        )
+        drawn = draw_updates(self.sampler, draw)
+        if settings.whole_every is not None and state.draws % settings.whole_every == 0:
+            drawn = replace(drawn, updates=[*drawn.updates, [most_expensive(self.net.space)]])
+        state.draws += 1
+        state.optimization_images += learning.optimization_images
+        state.evaluation_images += losses.images
+        return drawn
+
+    def learning(self, state: TrainState) -> Learning:
+        """Return what a sampler needs to learn from draw to draw."""
+        schedule, step = self.schedule, state.step
+        return Learning(
+            self.net,
+            self.data,
+            schedule.settings,
+            self.seed,
+            state.draws,
+            state.memory,
+            warm=step >= schedule.warmup,
+            progress=schedule.progress(step),
+            updates=schedule.steps - schedule.warmup,
+            precision=self.precision,
+        )
 
 
 @contextmanager
@@ -158,7 +199,7 @@ def journal_of(
     callbacks: Sequence[Callback],
     lasting_steps: frozenset[int],
 ) -> Iterator[tuple[Recorder, Checkpointing]]:
-    """Yield what records a training and what saves it."""
+    """Yield the recorder of a training and the writer of its checkpoints."""
 
     def contents() -> Checkpoint:
         return training_tensors(net, step.optimizer), state.to_json()
@@ -176,7 +217,7 @@ def journal_of(
 
 
 def save_all(run: RunDirectory, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint, and before it the pool for people and for the search; the checkpoint has its own copy."""
+    """Write the pool as `pool.json`, for users and for the search, and then a checkpoint, which has its own copy."""
     run.supernet.mkdir(exist_ok=True)
     best = CandidatePool.from_state(state["pool"]).best()
     entries = [{"path": path, "loss": loss if math.isfinite(loss) else None} for path, loss in best]

@@ -1,4 +1,4 @@
-"""The building blocks as plain torch modules: what an op name of `ops.py` becomes between given channels."""
+"""The building blocks of networks as plain torch modules, one for each op name of `spaces/ops.py`."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from greedynas.gpu import ends, engine
+from greedynas.models.base_blocks import Bottleneck, Resize, make_base_block
 from greedynas.spaces.ops import CUSTOM, custom_op, is_nothing, parse_op, squeeze_channels
 from greedynas.spaces.space import Layer
 
@@ -14,7 +15,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "hard_swish": nn.Har
 
 
 class ConvNorm(nn.Module):
-    """Convolution, BatchNorm and, if there is one, an activation."""
+    """A convolution, BatchNorm and, optionally, an activation."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class ConvNorm(nn.Module):
 
     def _convolve(self, x: Tensor) -> Tensor:
         # On CPUs with AVX-512 the backward pass of a strided 1x1 convolution over few channels writes out of bounds
-        # (uxlfoundation/oneDNN#6035): take the pixels that it sees first.
+        # (uxlfoundation/oneDNN#6035): select the pixels that it reads, then convolve without a stride.
         stride, pointwise = self.conv.stride[0], self.conv.kernel_size == (1, 1)
         if pointwise and stride > 1 and x.device.type == "cpu" and torch.is_grad_enabled():
             return F.conv2d(x[:, :, ::stride, ::stride], self.conv.weight)
@@ -62,16 +63,16 @@ class SqueezeExcite(nn.Module):
 
 
 class MBConv(nn.Module):
-    """Inverted bottleneck (MobileNetV2): expand, depthwise, squeeze-and-excite, project; residual where shapes agree."""
+    """An inverted bottleneck (MobileNetV2): expand, depthwise, squeeze-excite, project; residual if shapes agree."""
 
-    writes_to_places = True  # the engine can write its output and its input's gradient where a recorded step wants them
+    writes_to_places = True  # the engine can write its output and its input's gradient into buffers of a recorded step
 
     def __init__(
-        self, in_channels: int, out_channels: int, stride: int, expansion: int, kernel: int, se: bool, activation: str
+        self, in_channels: int, out_channels: int, stride: int, expansion: float, kernel: int, se: bool, activation: str
     ):
         super().__init__()
-        hidden = expansion * in_channels
-        self.expand = ConvNorm(in_channels, hidden, activation=activation) if expansion > 1 else None
+        hidden = round(expansion * in_channels)
+        self.expand = ConvNorm(in_channels, hidden, activation=activation) if expansion != 1 else None
         self.depthwise = ConvNorm(hidden, hidden, kernel, stride, groups=hidden, activation=activation)
         self.se = SqueezeExcite(hidden) if se else None
         self.project = ConvNorm(hidden, out_channels)
@@ -88,9 +89,9 @@ class MBConv(nn.Module):
 
 
 class ShuffleUnit(nn.Module):
-    """ShuffleNetV2 unit: at stride 1 half of the channels pass unchanged, at stride 2 they are projected.
+    """A ShuffleNetV2 unit: at stride 1 half of the channels pass unchanged, at stride 2 they are projected.
 
-    `xception` replaces the one depthwise convolution by three, as in Single Path One-Shot.
+    `xception` replaces the single depthwise convolution by three, as in Single Path One-Shot.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, kernel: int, xception: bool, activation: str):
@@ -114,15 +115,19 @@ class ShuffleUnit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shortcut is None:
-            # Even and odd channels: the split that follows a channel shuffle of the layer before.
+            # Splitting into even and odd channels includes the channel shuffle of the previous layer.
             passed, x = x.unflatten(1, (-1, 2)).unbind(2)
             return torch.cat((passed, self.main(x)), 1)
         return torch.cat((self.shortcut(x), self.main(x)), 1)
 
 
 def make_block(op: str, layer: Layer, activation: str) -> nn.Module:
-    """The module of one op of one layer."""
+    """Return the module of an op in a layer."""
     kind, shape = parse_op(op), (layer.in_channels, layer.out_channels)
+    if layer.block is not None and not layer.is_nothing(op):
+        return make_base_block(op, layer)
+    if kind.family == "PX":
+        return Resize(kind.pixels)
     if kind.family == CUSTOM:
         return _custom_block(op, layer)
     if is_nothing(op, *shape, layer.stride):
@@ -137,9 +142,9 @@ def make_block(op: str, layer: Layer, activation: str) -> nn.Module:
 
 
 def _custom_block(op: str, layer: Layer) -> nn.Module:
-    """Return the module of a registered op, which remembers how it is built: `initialise` builds it again."""
+    """Return the module of a registered op. It keeps its constructor, with which `initialise` builds it again."""
     found = custom_op(op)
-    assert found is not None  # its name was parsed
+    assert found is not None  # the name has been parsed
     build = partial(found.build, layer.in_channels, layer.out_channels, layer.stride)
     block: nn.Module = build()
     block.__dict__["build_anew"] = build
@@ -148,9 +153,9 @@ def _custom_block(op: str, layer: Layer) -> nn.Module:
 
 @torch.no_grad()
 def initialise(net: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Give a net fresh weights, all from one generator.
+    """Initialise all weights of a network from one generator.
 
-    Convolutions are He normal by fan-out, the classifier is N(0, 0.01). Registered ops initialise themselves.
+    Convolutions are He normal by fan-out, the classifier is N(0, 0.01). Registered ops keep their own initialisation.
     """
     own: set[nn.Module] = set()
     for module in net.modules():
@@ -168,11 +173,11 @@ def initialise(net: nn.Module, generator: torch.Generator | None = None) -> None
             module.weight.normal_(0, 0.01, generator=generator)
             module.bias.zero_()
         elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()  # ones and zeros, and the running statistics
+            module.reset_parameters()  # also the running statistics
 
 
 def _initialise_itself(block: nn.Module, generator: torch.Generator | None) -> None:
-    """Give a registered op the weights with which it is built. It draws them from the global generator: lend it ours."""
+    """Initialise a registered op by building it again. It draws from the global generator, seeded here from ours."""
     with torch.random.fork_rng(devices=[]):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -182,7 +187,7 @@ def _initialise_itself(block: nn.Module, generator: torch.Generator | None) -> N
 
 @torch.no_grad()
 def start_as_identities(net: nn.Module) -> None:
-    """Every block with a residual adds nothing at first: the weight of its last BatchNorm is zero."""
+    """Make every residual block start as an identity: set the weight of its last BatchNorm to zero."""
     for module in net.modules():
-        if isinstance(module, MBConv) and module.residual:
-            module.project.norm.weight.zero_()
+        if isinstance(module, MBConv | Bottleneck) and module.residual:
+            nn.init.zeros_(module.project.norm.weight)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Averaged weights of a supernet, so that its last few steps alone do not decide how paths are ranked."""
+"""Averaged weights of a supernet, so that the ranking of paths does not depend on the last few steps alone."""
 
 import torch
 from torch import Tensor, nn
@@ -7,10 +7,10 @@ from greedynas.rundir.checkpoints import AVERAGED
 
 
 class AveragedWeights:
-    """Exponential moving averages of the weights and BatchNorm statistics of a net that is trained in place.
+    """Exponential moving averages of the weights and BatchNorm statistics of a network that is trained in place.
 
-    Without a decay there is no average and nothing happens. All weights at once in a few kernels: timm's `ModelEmaV3`, made for
-    larger steps, copies the counters of every BatchNorm one by one.
+    With a decay of 0 nothing is averaged. All weights are updated at once, in a few kernels; timm's `ModelEmaV3`, which
+    is made for larger steps, copies the counters of every BatchNorm one by one.
     """
 
     def __init__(self, net: nn.Module, decay: float):
@@ -20,13 +20,13 @@ class AveragedWeights:
         self._averages = {name: tensor.clone() for name, tensor in self._live.items()}
 
     def update(self, step: int) -> None:
-        """After so many steps; at first the average follows closely, else it would remember the initial weights."""
+        """Update the averages after a step. The decay is smaller at first, so that the initial weights fade soon."""
         if self._live:
             decay = min(self.decay, step / (step + 10))
             torch._foreach_lerp_(list(self._averages.values()), list(self._live.values()), 1 - decay)
 
     def replace(self) -> None:
-        """The net's own weights by the averaged ones, when its training is over."""
+        """Replace the weights of the network by the averaged ones, at the end of training."""
         if self._live:
             torch._foreach_copy_(list(self._live.values()), list(self._averages.values()))
 

@@ -1,4 +1,4 @@
-"""The door to the GPU engine: kernels for the blocks of a space are compiled before the first path needs them."""
+"""The interface to the GPU engine: the kernels of a space are compiled before the first path needs them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +15,25 @@ from greedynas.models.blocks import initialise, make_block
 
 
 def prepare(net: Any, batch: int) -> None:
-    """`warm_up` for a bf16 training of a supernet on large images, where the engine will run. Small ones are recorded."""
+    """Compile the kernels for a bf16 training of a supernet where the engine will run: on a GPU, with large images.
+
+    Small images need none: their steps are recorded as CUDA graphs.
+    """
     device = next(net.parameters()).device
-    if device.type == "cuda" and mode() != "off" and capable(device) and net.space.image_size > SMALL:
+    if (
+        net.recordable
+        and device.type == "cuda"
+        and mode() != "off"
+        and capable(device)
+        and net.space.image_size > SMALL
+    ):
         warm_up(net.space, batch, device)
 
 
 def warm_up(space: Any, batch: int, device: torch.device | str = "cuda", training: bool = True) -> None:
-    """Compile and load every kernel that a space needs for such batches, so that no path has to wait for one.
+    """Compile and load every kernel that a space needs at this batch size, so that no path has to wait for one.
 
-    Kernels are compiled in threads and stay in Triton's cache on disk; the second start takes seconds.
+    Kernels are compiled in threads and stay in Triton's cache on disk, so a second start takes seconds.
     """
     blocks = []
     for layer in {*space.stem_layers, *space.layers, *space.head_layers}:
@@ -52,7 +61,7 @@ def _try_out(
 ) -> None:
     shape = (batch, layer.in_channels, layer.in_size, layer.in_size)
     x = torch.zeros(shape, device=device, dtype=torch.float32 if first else torch.bfloat16)
-    x = x.to(memory_format=torch.channels_last).requires_grad_(training and not first)  # images want no gradient
+    x = x.to(memory_format=torch.channels_last).requires_grad_(training and not first)  # images need no gradient
     with torch.autocast(device.type, torch.bfloat16), torch.set_grad_enabled(training):
         out = ends.pooled(block, x) if last and ends.pools(block, x) else block(x)
     if training:
@@ -62,7 +71,7 @@ def _try_out(
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Kernels are compiled in the background instead of being run; at the end all are ready."""
+    """Compile kernels in the background instead of running them; when the context ends, all are compiled."""
     import triton  # type: ignore[import-untyped]
 
     from greedynas.gpu.kernels.launching import Dry

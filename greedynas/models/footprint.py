@@ -1,6 +1,6 @@
-"""What a network takes for one image, found out without running it.
+"""The memory and computation that a network needs for one image, measured without running it.
 
-A file of 100 KB can describe a network whose first layer has 30 GB of outputs: few weights are not few activations.
+A file of 100 KB can describe a network whose first layer has 30 GB of outputs: few weights do not mean few activations.
 """
 
 import math
@@ -15,35 +15,36 @@ from torch.utils.flop_counter import FlopCounterMode
 from greedynas.models.model_file import Card
 from greedynas.runtime.errors import GreedyNASError
 
-MAX_ELEMENTS = 2**27  # numbers of the largest tensor for one image; a few of that size are held at a time
+MAX_ELEMENTS = 2**27  # elements of the largest tensor for one image; a few of that size are in memory at a time
 MAX_MACS = 10**12  # multiply-adds for one image: some ten seconds on a CPU
-ALWAYS_FINE = 512  # pixels up to which attention, which grows with the fourth power, stays small
+MODERATE_SIZE = 512  # pixels up to which attention, which grows with the fourth power, stays small
 
 
-def refuse_giants(network: nn.Module, card: Card) -> None:
-    """Refuse a network that would take gigabytes, or minutes, for one image."""
+def refuse_oversized(network: nn.Module, card: Card) -> None:
+    """Raise a GreedyNASError if a network would take gigabytes, or minutes, for one image."""
     if _is_small(network, card):
         return
     elements, macs = measure(network, card)
     if elements > MAX_ELEMENTS or macs > MAX_MACS:
         raise GreedyNASError(
-            f"{card.name!r} takes {elements * 4 / 1e9:.1f} GB for one of its tensors and {macs:,} multiply-adds for an image of "
-            f"{card.image_size} px, more than predict runs of a file; if you trust it, run it with greedynas.load_network"
+            f"{card.name!r} needs {elements * 4 / 1e9:.1f} GB for its largest tensor and {macs:,} multiply-adds for an "
+            f"image of {card.image_size} px, more than predict accepts from a file; if you trust it, run it with "
+            "greedynas.load_network"
         )
 
 
 def _is_small(network: nn.Module, card: Card) -> bool:
-    """Tell by the weights alone that a network is not too large, if that can be told."""
+    """Return whether the shapes of the weights already prove that a network is not too large."""
     shapes = [parameter.shape for parameter in network.parameters()]
     pixels = card.image_size**2
     widest = max((shape[0] for shape in shapes if len(shape) == 4), default=1)
     held = sum(math.prod(shape) for shape in shapes)
-    # No layer of our spaces, and none that timm has, enlarges an image: its outputs are no more than channels times pixels.
-    return card.image_size <= ALWAYS_FINE and widest * pixels <= MAX_ELEMENTS and held * pixels <= MAX_MACS
+    # No layer of our spaces or of timm enlarges an image, so its output has at most channels times pixels elements.
+    return card.image_size <= MODERATE_SIZE and widest * pixels <= MAX_ELEMENTS and held * pixels <= MAX_MACS
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the size of the largest result of an operation."""
+    """Records the size of the largest result of an operation."""
 
     elements = 0
 
@@ -56,16 +57,16 @@ class _Largest(TorchDispatchMode):
 
 @torch.no_grad()
 def measure(network: nn.Module, card: Card) -> tuple[int, int]:
-    """Return the numbers of the largest tensor and the multiply-adds for one image, by shapes alone."""
+    """Return the elements of the largest tensor and the multiply-adds for one image, computed from shapes alone."""
     weights = {name: tensor.to("meta") for name, tensor in network.state_dict().items()}
     image = torch.empty(1, card.image_channels, card.image_size, card.image_size, device="meta")
     try:
         with FlopCounterMode(display=False) as counter, _Largest() as largest:
             torch.func.functional_call(network, weights, (image,))
-    except Exception as error:  # each architecture has its own way to refuse a size, or shapes without numbers
+    except Exception as error:  # each architecture rejects a size, or tensors without values, in its own way
         reason = str(error).strip().partition("\n")[0]
         raise GreedyNASError(
-            f"it cannot be told what {card.name!r} takes for images of {card.image_size} px ({reason:.150}); if you trust it, run it "
-            "with greedynas.load_network"
+            f"the cost of {card.name!r} for images of {card.image_size} px cannot be determined ({reason:.150}); if "
+            "you trust it, run it with greedynas.load_network"
         ) from None
     return largest.elements, int(counter.get_total_flops()) // 2

@@ -1,5 +1,8 @@
-"""A trained network on disk: `model.safetensors`, whose metadata holds a card that says all that is needed to rebuild and
-feed it. Loading one executes nothing: neither the weights nor the card can hold code."""
+"""A trained network on disk: the file `model.safetensors`, with a card in its metadata.
+
+The card has all that is needed to rebuild the network and to prepare its input. Loading a file executes nothing:
+neither the weights nor the card can hold code.
+"""
 
 import json
 import math
@@ -20,11 +23,11 @@ from greedynas.runtime.files import write_atomically
 from greedynas.spaces.paths import parse_path
 from greedynas.spaces.space import Space
 
-KEY = "greedynas"  # of the card, in the metadata of safetensors and of ONNX files
+KEY = "greedynas"  # the key of the card in the metadata of safetensors and ONNX files
 WEIGHTS = "model.safetensors"
 MAX_CARD = 16 * 2**20  # characters; a million class names fit
 MAX_SIDE = 8192  # pixels
-PICKLES = (b"PK", b"\x80")  # how files of torch.save and of pickle begin
+PICKLES = (b"PK", b"\x80")  # the first bytes of files of torch.save and of pickle
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Shapes = dict[str, list[int]]
@@ -45,22 +48,22 @@ class Card(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
-    name: Annotated[str, Field(min_length=1, max_length=200)]  # in its run
+    name: Annotated[str, Field(min_length=1, max_length=200)]  # the network's name in its run
     space: Space | None = None  # with the network's own number of classes and image size
     path: tuple[int, ...] | None = None
-    # Instead: a timm model. Colons and slashes would let timm read from elsewhere.
+    # A timm model, instead of a space and a path. Colons and slashes would let timm read from other places.
     timm: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_.\-]+$")] | None = None
     class_names: Annotated[tuple[str, ...], Field(min_length=1, max_length=1_000_000)]
     image_size: Annotated[int, Field(ge=1, le=4096)]
     image_channels: Literal[1, 3]
-    crop_fraction: Annotated[float, Field(gt=0, le=1)]  # the centre of the largest square that the network sees
-    mean: tuple[Finite, ...]  # of pixels in [0, 1]
+    crop_fraction: Annotated[float, Field(gt=0, le=1)]  # the share of the largest square that the network sees
+    mean: tuple[Finite, ...]  # for pixels in [0, 1], as std
     std: tuple[Annotated[Finite, Field(gt=0)], ...]
 
     @model_validator(mode="after")
     def _one_architecture(self) -> Self:
         if (self.timm is None) == (self.space is None) or (self.space is None) != (self.path is None):
-            raise GreedyNASError("a card names a space and a path, or a timm model")
+            raise GreedyNASError("a card must name either a space and a path, or a timm model")
         if self.space is not None:
             parse_path(self.path, self.space)
             if self.space.num_classes != len(self.class_names):
@@ -68,26 +71,26 @@ class Card(BaseModel):
                     f"a network with {self.space.num_classes} outputs cannot have {len(self.class_names)} class names"
                 )
             if (self.space.image_channels, self.space.image_size) != (self.image_channels, self.image_size):
-                raise GreedyNASError("the images of the card are not those of its space")
+                raise GreedyNASError("the image size or channels of the card are not those of its space")
         if not len(self.mean) == len(self.std) == self.image_channels:
-            raise GreedyNASError(f"mean and std need {self.image_channels} values")
+            raise GreedyNASError(f"mean and std must have {self.image_channels} values")
         if self.image_size / self.crop_fraction > MAX_SIDE:
             raise GreedyNASError(f"crop_fraction {self.crop_fraction:g} is too small")
         return self
 
     @property
     def stored_size(self) -> int:
-        """Of the square whose centre the network sees."""
+        """The size in pixels to which an image is scaled before its centre is cropped."""
         return round(self.image_size / self.crop_fraction)
 
 
 def make_network(card: Card, generator: torch.Generator | None = None, dropout: float = 0.0) -> nn.Module:
-    """The card's architecture with fresh weights."""
+    """Return a network of the card's architecture with fresh weights."""
     if card.space is not None:
         return build_network(card.path, card.space, dropout=dropout, generator=generator)
     import timm
 
-    assert card.timm is not None  # the card was validated
+    assert card.timm is not None  # the card has been validated
     if not timm.is_model(card.timm):
         raise GreedyNASError(f"this version of timm has no model {card.timm!r}; see timm.list_models()")
     settings: dict[str, Any] = {
@@ -98,7 +101,7 @@ def make_network(card: Card, generator: torch.Generator | None = None, dropout: 
     try:
         if getattr(timm.models.get_pretrained_cfg(card.timm), "fixed_input_size", False):
             settings["img_size"] = card.image_size
-        # timm draws initial weights from the global generator: lend it ours.
+        # timm draws initial weights from the global generator, which is seeded from ours here.
         with torch.random.fork_rng(devices=[]):
             if generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -112,7 +115,7 @@ def make_network(card: Card, generator: torch.Generator | None = None, dropout: 
 
 def save_network(file: Path, network: nn.Module, card: Card) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    # One key alone: safetensors writes several in random order, and the same network is to be the same file.
+    # A single key, because safetensors writes several in random order, and equal networks are to give equal files.
     write_atomically(file, save(tensors, {KEY: card.model_dump_json(exclude_none=True)}))
 
 
@@ -144,7 +147,7 @@ def load_network(where: str | Path) -> tuple[nn.Module, Card]:
 
 
 def read_card(file: Path) -> Card:
-    """The card of a `model.safetensors`, without its weights."""
+    """Return the card of a `model.safetensors` without reading the weights."""
     with _opened(file) as handle:
         return parse_card((handle.metadata() or {}).get(KEY), file)
 
@@ -158,13 +161,13 @@ def _opened(file: Path) -> Iterator[Any]:
         with file.open("rb") as content:
             if content.read(2).startswith(PICKLES):
                 raise GreedyNASError(
-                    f"{file} is a pickle, which can execute code when it is loaded; greedynas reads {WEIGHTS} alone"
+                    f"{file} is a pickle, which can execute code when it is loaded; greedynas reads only {WEIGHTS}"
                 ) from None
-        raise GreedyNASError(f"{file} is not a whole safetensors file: {error}") from None
+        raise GreedyNASError(f"{file} is not a complete safetensors file: {error}") from None
 
 
 def find_model(where: Path, names: Sequence[str] = (WEIGHTS,)) -> Path:
-    """The file of a model: itself, or the first of these names in a folder `models/NAME` or of a run's chosen network."""
+    """Return the file of a model: `where` itself, or the first of `names` in a folder or of a run's chosen network."""
     if not where.is_dir():
         if not where.is_file():
             raise GreedyNASError(f"no such model: {where}")
@@ -182,27 +185,30 @@ def find_model(where: Path, names: Sequence[str] = (WEIGHTS,)) -> Path:
 
 
 def parse_card(text: str | None, file: Path) -> Card:
-    """The card in a file's metadata."""
+    """Return the card that is stored as text in a file's metadata."""
     if text is None:
-        raise GreedyNASError(f"{file} is not a model of greedynas: its metadata has no card")
+        raise GreedyNASError(f"{file} is not a greedynas model: its metadata has no card")
     if len(text) > MAX_CARD:
         raise GreedyNASError(f"the card of {file} is too long")
     try:
         return Card.model_validate(json.loads(text))
     except ValidationError as error:
-        raise GreedyNASError(f"the card of {file} is wrong: {first_problem(error)}") from None
+        raise GreedyNASError(f"the card of {file} is invalid: {first_problem(error)}") from None
     except (ValueError, RecursionError) as error:
         raise GreedyNASError(f"the card of {file} cannot be read: {error}") from None
 
 
 def _empty_network(card: Card, found: Shapes, file: Path) -> nn.Module:
-    """The card's network, if these are the shapes of its weights. A forged card may describe a network that fits into no
-    memory: that is found out before it is built."""
+    """Return the card's network with fresh weights, after a check that its weights have the shapes of the file.
+
+    A forged card may describe a network that fits into no memory, so the shapes are checked before weights are
+    allocated.
+    """
     fresh = torch.Generator()
     if card.space is not None:
         held = sum(math.prod(shape) for shape in found.values())
         if card.space.costs([card.path]).params[0] > held:
-            raise GreedyNASError(f"{file} holds fewer weights than its network needs")
+            raise GreedyNASError(f"{file} has fewer weights than its network needs")
         network = make_network(card, fresh)
         _check_shapes(network, card, found, file)
         return network
@@ -220,5 +226,5 @@ def _check_shapes(network: nn.Module, card: Card, found: Shapes, file: Path) -> 
     classes = len(card.class_names)
     if len(different) <= 2 and here and there and there[0] == classes and here[1:] == there[1:]:
         raise GreedyNASError(f"the weights in {file} are for {here[0]} classes, but its card names {classes}")
-    told = f"{here or 'nothing'} instead of {there or 'nothing'}"
-    raise GreedyNASError(f"the weights in {file} do not fit its network, first at {different[0]}: {told}")
+    shapes = f"{here or 'nothing'} instead of {there or 'nothing'}"
+    raise GreedyNASError(f"the weights in {file} do not fit its network, first at {different[0]}: {shapes}")

@@ -1,6 +1,6 @@
-"""An ordinary network: stem, stages of blocks, head, classifier. What a path becomes outside of the supernet.
+"""A path as an ordinary network outside of the supernet: stem, stages of blocks, head, classifier.
 
-It has the methods that timm expects of its models, so that timm's own feature extraction works on it (`backbones.py`).
+It has the methods that timm expects of its models, so that timm's feature extraction works on it (`timm_models.py`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from greedynas.spaces.zoo import resolve
 
 
 class MeanPool(nn.Module):
-    """(n, channels, height, width) -> (n, channels)."""
+    """The mean over all pixels: (n, channels, height, width) -> (n, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -42,20 +42,40 @@ class Network(nn.Module):
         classifier: nn.Linear,
         dropout: float = 0.0,
         feature_info: Sequence[dict[str, Any]] = (),
+        neck: nn.Module | None = None,
     ):
         super().__init__()
         self.num_features = self.head_hidden_size = classifier.in_features
         self.num_classes = classifier.out_features
-        self.feature_info = [dict(info) for info in feature_info]  # where timm finds a feature map of each stride
+        self.feature_info = [dict(info) for info in feature_info]  # tells timm where each stride's feature map is
         self.grad_checkpointing = False
+        self.described_as: dict[str, Any] | None = None  # space and path, of networks that timm has built
         self.stem = stem
         self.stages = stages
         self.head = head
         self.global_pool: nn.Module = MeanPool()
+        self.neck = neck
         self.dropout = nn.Dropout(dropout)
         self.classifier: nn.Module = classifier
 
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """The arguments with which timm builds this network again, for `timm.models.save_for_hf`.
+
+        timm stores those of `create_model`, in which `arch` may be a local path: it is replaced by the architecture.
+        """
+        args: dict[str, Any] = dict(self.__dict__.get("timm_args", {}))
+        if self.described_as is not None and "arch" in args:
+            args.pop("space", None)
+            args["arch"] = self.described_as
+        return args
+
+    @_model_args.setter
+    def _model_args(self, args: dict[str, Any]) -> None:
+        self.__dict__["timm_args"] = args
+
     def forward_features(self, x: Tensor) -> Tensor:
+        """Return the feature maps behind the convolutions of the head, which `forward_head` classifies."""
         x = self.stem(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
             for block in (block for stage in self.stages.children() for block in stage.children()):
@@ -65,17 +85,21 @@ class Network(nn.Module):
         return self.head(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = self.dropout(self.global_pool(x))
+        """Return the logits of feature maps, or with `pre_logits` the vectors that the classifier receives."""
+        x = self.global_pool(x)
+        x = x if self.neck is None else pooled_through(self.neck, x)
+        x = self.dropout(x)
         return x if pre_logits else self.classifier(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
+        """Return the classifier."""
         return self.classifier
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        """A new classifier, and one of timm's poolings if it is not the mean; 0 classes: none, "": no pooling."""
+        """Replace the classifier and the pooling; with 0 classes there is no classifier, with "" no pooling."""
         from timm.layers import create_classifier  # type: ignore[attr-defined]
 
         pool, classifier = create_classifier(self.num_features, num_classes, pool_type=global_pool)
@@ -86,11 +110,11 @@ class Network(nn.Module):
         self.classifier = classifier.to(parameter.device, parameter.dtype).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute the blocks again in the backward pass instead of keeping what is inside them."""
+        """Switch gradient checkpointing on or off: the backward pass computes the blocks again, which saves memory."""
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """For timm's learning rates by depth."""
+        """Return the patterns by which timm groups parameters for layer-wise learning rates."""
         return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.(\d+)"}
 
 
@@ -106,9 +130,9 @@ def build_network(
     Args:
         path: A path in any form that `parse_path` reads, or a known name such as "greedynas-a".
         space: The space of the path; not needed for a known network.
-        num_classes: The classes, where they are not those of the space.
+        num_classes: The number of classes; None: that of the space.
         dropout: The probability of dropout before the classifier.
-        generator: The random numbers of the initialisation.
+        generator: The generator of the initial weights.
 
     Returns:
         The network, in training mode. No supernet is built for it.
@@ -123,21 +147,22 @@ def build_network(
         5234892
     """
     known_space, path = resolve(path, None if space is None else load_space(space))
-    space = known_space.adapt(num_classes=num_classes)
-    with torch.device("meta"):  # shapes first, then one initialisation from one generator
+    space, path = known_space.adapt(num_classes=num_classes).settle(path)
+    with torch.device("meta"):  # only shapes; `initialise` then draws all weights from one generator
         stem, head = fixed_blocks(space)
         blocks = [
             make_block(layer.ops[op], layer, space.activation) for layer, op in zip(space.layers, path, strict=True)
         ]
         classifier = nn.Linear(space.features, space.num_classes)
-        network = Network(stem, in_stages(blocks, space), head, classifier, dropout, feature_info(space))
+        stages, neck = in_stages(blocks, space), neck_block(space)
+        network = Network(stem, stages, head, classifier, dropout, feature_info(space), neck)
     network.to_empty(device="cpu")
     initialise(network, generator)
     return network
 
 
 def feature_info(space: Space) -> list[dict[str, Any]]:
-    """For each stride the last module of stem and stages that has it, with its channels: timm's description of features."""
+    """Return timm's description of feature maps: for each stride the last module that has it, and its channels."""
     places: dict[int, dict[str, Any]] = {}
     stride = 1
     parts: list[tuple[str, Fixed | Stage]] = [(f"stem.{i}", layer) for i, layer in enumerate(space.stem)]
@@ -149,7 +174,7 @@ def feature_info(space: Space) -> list[dict[str, Any]]:
 
 
 def fixed_blocks(space: Space) -> tuple[nn.Sequential, nn.Sequential]:
-    """Stem and head."""
+    """Return the stem and the head of a space, which are the same for all paths."""
     stem, head = (
         nn.Sequential(*(make_block(layer.ops[0], layer, space.activation) for layer in layers))
         for layers in (space.stem_layers, space.head_layers)
@@ -157,8 +182,19 @@ def fixed_blocks(space: Space) -> tuple[nn.Sequential, nn.Sequential]:
     return stem, head
 
 
+def neck_block(space: Space) -> nn.Module | None:
+    """Return the layer between pooling and classifier, if there is one."""
+    layers = space.neck_layers
+    return make_block(layers[0].ops[0], layers[0], space.activation) if layers else None
+
+
+def pooled_through(neck: nn.Module, pooled: Tensor) -> Tensor:
+    """Run the layer between pooling and classifier: (n, channels) -> (n, its channels)."""
+    return neck(pooled[:, :, None, None]).flatten(1)
+
+
 def in_stages(blocks: Sequence[nn.Module], space: Space) -> nn.Sequential:
-    """One block a layer -> a Sequential a stage, without the blocks that do nothing."""
+    """Group blocks (one for each layer) into one Sequential for each stage, and leave out identities."""
     rest = iter(blocks)
     return nn.Sequential(
         *(

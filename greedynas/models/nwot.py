@@ -1,13 +1,13 @@
 """Scores of untrained networks: NWOT (Mellor et al., Neural Architecture Search without Training, ICML 2021).
 
-A batch of images is sent through a network with fresh weights. The code of an image is one bit for every unit with an activation
-function: whether its input is positive. K counts, for each pair of images, the bits in which their codes agree: the number of
-units minus the Hamming distance. The score is log |det K|: it is high where the codes of different images differ. No label is
-used and nothing is trained, so a supernet should rank better than this.
+A batch of images is sent through a network with fresh weights. The code of an image has one bit for every unit with an
+activation function: whether its input is positive. K counts, for each pair of images, the bits in which their codes
+agree: the number of units minus the Hamming distance. The score is log |det K|, which is high where the codes of
+different images differ. No label is used and nothing is trained, so a supernet should rank paths better than this.
 
-The paper defines the code for ReLU. Here it is the same for every activation function (hard-swish: input > 0). Layers without an
-activation function, identities among them, have no code, nor have the few units inside squeeze-and-excitation. BatchNorm
-uses the statistics of the batch, as in the authors' code.
+The paper defines the code for ReLU. Here it is the same for every activation function (hard-swish: input > 0). Layers
+without an activation function, such as identities, have no code, and neither do the few units inside
+squeeze-and-excitation. BatchNorm uses the statistics of the batch, as in the authors' code.
 """
 
 import torch
@@ -25,8 +25,8 @@ BATCH = 32  # images
 def nwot_score(path: OpPath, space: Space, images: Tensor, seed: int) -> float:
     """Return the score of a path as a freshly initialised network, on float32 images on the CPU.
 
-    The weights depend on the seed and on the network alone, so paths that are the same network have the same score. It falls
-    towards minus infinity where two images have the same code.
+    The weights depend only on the seed and on the network, so paths that are the same network have the same score. The
+    score tends to minus infinity if two images have the same code.
     """
     form = canonical(path, space)
     network = build_network(form, space, generator=torch_stream(seed, "untrained network", *form))
@@ -36,7 +36,7 @@ def nwot_score(path: OpPath, space: Space, images: Tensor, seed: int) -> float:
 
 @torch.inference_mode()
 def code_agreement(network: nn.Module, images: Tensor) -> Tensor:
-    """Return K: for each pair of images, in how many units of the network their codes agree (n × n, float64)."""
+    """Return K: for each pair of images, the number of units in which their codes agree (n × n, float64)."""
     total = torch.zeros(len(images), len(images), dtype=torch.float64)
 
     def count(_: nn.Module, inputs: tuple[Tensor]) -> None:

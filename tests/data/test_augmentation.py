@@ -1,4 +1,4 @@
-"""timm's augmentation through our streams: what an image becomes depends on (seed, epoch, sample) alone."""
+"""timm's augmentation with the streams of greedynas: the result depends only on (seed, epoch, sample)."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,7 @@ from greedynas import GreedyNASError
 from greedynas.data.augmentation import augment_more, check_randaugment, lent_generators, make_mixup, seeded_generators
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
-from greedynas.data.transforms import View, denormalised
+from greedynas.data.transforms import View
 from tests.helpers.pictures import paint
 
 VIEW = View(12, 12, 3, "none", 0, 0.5, False, seed=5)
@@ -38,10 +38,10 @@ def epoch_of(images, epoch=3, batch=7):
     return torch.cat([batch for batch, _ in images.train_batches(epoch, batch)])
 
 
-# Lending
+# Global generators
 
 
-def test_generators_are_lent_and_given_back():
+def test_generators_are_seeded_and_restored():
     before = global_state()
     with seeded_generators(1, "purpose", 2, 3):
         first = drawn()
@@ -96,14 +96,14 @@ def test_grey_images_take_every_operation(text):
     assert (augmented != pictures(60, 1)).any()
 
 
-def test_what_is_moved_in_has_the_mean_colour():
+def test_areas_moved_in_have_the_mean_colour():
     view = replace(VIEW, randaugment="rand-m10-n9-p1")
     black = torch.zeros(30, 12, 12, 3, dtype=torch.uint8)
     colours = augment_more(view, black, 0, np.arange(30)).reshape(-1, 3).tolist()
     assert [124, 116, 104] in colours
 
 
-def test_erasing_leaves_the_rest_as_it_was():
+def test_erasing_leaves_the_rest_of_the_image_unchanged():
     images = pictures(400)
     erased = augment_more(replace(VIEW, erasing=0.5), images, 0, np.arange(400))
     changed = (erased != images).any(3)
@@ -111,18 +111,18 @@ def test_erasing_leaves_the_rest_as_it_was():
     for mask in changed[changed.flatten(1).any(1)]:
         rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
         box = (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
-        assert mask.sum() >= 0.9 * box  # a rectangle, but for noise that happens to be the pixel
+        assert mask.sum() >= 0.9 * box  # a rectangle, except where the noise happens to equal the pixel
         assert box <= 0.45 * 144
 
 
-def test_normalised_pixels_come_back_exactly():
+def test_denormalising_restores_pixels_exactly():
     every = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(256, 12, 12, 3)
-    assert torch.equal(denormalised(VIEW.normalise(every)), every)
+    assert torch.equal(VIEW.pixels(VIEW.normalise(every)), every)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("augment", ["pad_crop", "resized_crop"])
-def test_workers_change_nothing(tmp_path, augment, monkeypatch):
+def test_workers_do_not_change_images(tmp_path, augment, monkeypatch):
     from greedynas.data import loader
 
     monkeypatch.setattr(loader, "FEW", 5)
@@ -147,7 +147,7 @@ def epoch_of_from(images, start):
     return torch.cat([batch for batch, _ in images.train_batches(3, 7, start=start)])
 
 
-def test_another_view_leaves_the_set_as_it_was(tmp_path):
+def test_another_view_does_not_change_the_set(tmp_path):
     paint(tmp_path, {"a": 20, "b": 20}, size=(12, 12))
     images = opened(tmp_path)
     before = epoch_of(images)
@@ -158,7 +158,7 @@ def test_another_view_leaves_the_set_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["rand-m9-mstd0.5", "rand", "rand-m9-n3-p0.3-mstd101-mmax20-inc1-tweights"])
-def test_timms_notation(text):
+def test_timms_notation_is_accepted(text):
     check_randaugment(text)
 
 
@@ -177,7 +177,7 @@ def batch(n=10, classes=4):
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
-def test_mixing_depends_on_epoch_and_batch_alone(mixup, cutmix):
+def test_mixing_depends_only_on_epoch_and_batch(mixup, cutmix):
     mix = make_mixup(mixup, cutmix, 4, seed=3)
     before = global_state()
     images, targets = mix(*batch(), 2, 5)

@@ -1,4 +1,4 @@
-"""An accuracy on images that were trained on is not told as a success, from the first line to the report."""
+"""An accuracy on images that were trained on is not presented as a result, from the first line to the report."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def three_sets(root, test_classes=("a", "b", "c"), copies=0):
 
 @pytest.fixture(scope="module")
 def tainted(tmp_path_factory):
-    """A whole job whose test images are the training images, started from beside them: (its place, what it printed)."""
+    """Return the folder for a job whose test images are its training images, and a list for the output of the job."""
     place = tmp_path_factory.mktemp("tainted")
     paint(place / "photos" / "train", {"a": 14, "b": 14, "c": 14}, size=(10, 9))
     shutil.copytree(place / "photos" / "train", place / "photos" / "test")
@@ -60,30 +60,33 @@ def job(run_cli, tainted, monkeypatch):
     return place / "run", printed[0]
 
 
-TOLD = "42 of 42 test images are exact copies of training images"
+COPIES = "42 of 42 test images are exact copies of training images"
 ACCURACY = re.compile(r"\d\d?\d?\.\d+%")
 
 
-def test_the_headline_is_withheld_where_test_images_are_training_images(job):
+def test_the_headline_is_withheld_if_test_images_are_training_images(job):
     _, out = job
     found = out[out.index("Found:") :]
     assert found.startswith("Found: a network with ")
-    assert "Warning: The accuracy on the test set is withheld, it says nothing about new images: " + TOLD in found
+    assert (
+        "Warning: The accuracy on the test set is withheld, because it says nothing about new images: " + COPIES
+        in found
+    )
     assert not ACCURACY.search(found)
     retrained = out[out.index("Retrained") : out.index("Exported")]
-    assert TOLD in retrained
+    assert COPIES in retrained
     exported = out[out.index("Exported") : out.index("Found:")]
-    assert TOLD in exported
+    assert COPIES in exported
     for part in (retrained, exported):
         assert "withheld" in part
         assert not ACCURACY.search(part)
 
 
-def test_files_say_it_beside_their_numbers(job):
+def test_files_have_the_caveat_with_their_numbers(job):
     run, _ = job
     test = json.loads((run / "models" / "macs-60K" / "test.json").read_text())
     assert (test["copies"], test["images"], test["withheld"]) == (42, 42, True)
-    assert test["caveats"][0].startswith(TOLD)
+    assert test["caveats"][0].startswith(COPIES)
     for file in (run / "arch.json", run / "models" / "macs-60K" / "arch.json"):
         arch = json.loads(file.read_text())
         assert arch["test_withheld"] is True
@@ -92,13 +95,13 @@ def test_files_say_it_beside_their_numbers(job):
     assert (export["caveats"], export["withheld"]) == (test["caveats"], True)
 
 
-def test_the_report_withholds_it_too(job, run_cli):
+def test_the_report_withholds_the_accuracy(job, run_cli):
     run, _ = job
     page = (run / "report.html").read_text()
     page = page[page.index("<body") :]
     text = re.sub(r"<(script|style|svg)\b.*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)
     assert "test accuracy is withheld" in text
-    assert text.count(TOLD) >= 4  # at the top, with the test, the tables and the files
+    assert text.count(COPIES) >= 4  # at the top, with the test, the tables and the files
     test = json.loads((run / "models" / "macs-60K" / "test.json").read_text())
     shown = f"{100 * test['top1']:.1f}%"
     before_settings = text[: text.index("Settings and versions")]
@@ -108,7 +111,7 @@ def test_the_report_withholds_it_too(job, run_cli):
     facts = json.loads(out[out.index("{") :])
     assert code == 0
     assert "withheld" in facts["headline"]
-    assert TOLD in facts["caveats"][0]
+    assert COPIES in facts["caveats"][0]
 
 
 def test_a_relative_name_of_the_data_works_from_every_directory(job, run_cli, tmp_path, monkeypatch):
@@ -128,7 +131,7 @@ def test_a_relative_name_of_the_data_works_from_every_directory(job, run_cli, tm
     ],
 )
 def test_every_stage_refuses_changed_images(job, run_cli, tmp_path, command):
-    """Also a finished run: `search`, `retrain` and `export` may come days later."""
+    """Check a finished run: `search`, `retrain` and `export` may be called days later."""
     run = shutil.copytree(job[0], tmp_path / "run")
     photos = shutil.copytree(job[0].parent / "photos", tmp_path / "photos")
     settings = (run / "config.yaml").read_text().replace(str(job[0].parent / "photos"), str(photos))
@@ -139,11 +142,11 @@ def test_every_stage_refuses_changed_images(job, run_cli, tmp_path, command):
     options = ["--out", run, *options] if verb == "train" else options
     code, _, err = run_cli(verb, run / "config.yaml" if verb == "train" else run, *options)
     assert code == 2
-    assert err.startswith(f"error: test/c/5.png has other contents: the images are not those that {run} was begun with")
+    assert err.startswith(f"error: test/c/5.png has changed: the images are not those that {run} was started with")
     assert err.count("\n") == 1
 
 
-def test_moved_images_are_asked_for(job, run_cli, tmp_path):
+def test_moved_images_must_be_named(job, run_cli, tmp_path):
     run = shutil.copytree(job[0], tmp_path / "run")
     shutil.copytree(job[0].parent / "photos", tmp_path / "moved")
     settings = (run / "config.yaml").read_text().replace(str(job[0].parent / "photos"), str(tmp_path / "photos"))
@@ -152,24 +155,24 @@ def test_moved_images_are_asked_for(job, run_cli, tmp_path):
     code, _, err = run_cli(*search)
     assert code == 2
     assert "are not in" in err
-    assert "give its train (or run) command again with --data and the place where they are now" in err
+    assert "repeat its train (or run) command with --data and their new folder" in err
     call(run_cli, "train", run / "config.yaml", "--data", tmp_path / "moved", "--out", run)
     call(run_cli, *search)
 
 
-# What is counted
+# Counting copies
 
 
 @pytest.mark.parametrize(("copies", "withheld"), [(0, False), (2, False), (3, True)])
-def test_a_tenth_of_copies_is_too_much(tmp_path, copies, withheld):
+def test_an_accuracy_is_withheld_from_a_tenth_of_copies_on(tmp_path, copies, withheld):
     data = opened(three_sets(tmp_path, copies=copies), 8, 3)
     found = data.caveats()
     assert (found["copies"], found["withheld"]) == (copies, withheld)
     assert len(found["caveats"]) == (copies > 0)
-    assert WITHHELD_SHARE == 0.1  # as docs/guide/your-images.md says
+    assert WITHHELD_SHARE == 0.1  # the value in docs/guide/your-images.md
 
 
-def test_a_class_that_the_test_set_lacks_is_told(tmp_path):
+def test_a_class_that_the_test_set_lacks_is_named(tmp_path):
     data = opened(three_sets(tmp_path, test_classes=("a", "b")), 8, 3)
     assert "the test set has no image of class 'c'" in data.notes
     found = data.caveats()
@@ -178,7 +181,7 @@ def test_a_class_that_the_test_set_lacks_is_told(tmp_path):
     assert found["withheld"] is False
 
 
-def test_few_copies_and_absent_classes_stand_beside_the_accuracy(run_cli, tmp_path):
+def test_few_copies_and_absent_classes_are_shown_with_the_accuracy(run_cli, tmp_path):
     three_sets(tmp_path / "photos", test_classes=("a", "b"), copies=1)
     config = write_config(tmp_path / "tiny.yaml", source=str(tmp_path / "photos"))
     run = tmp_path / "run"
@@ -194,7 +197,7 @@ def test_few_copies_and_absent_classes_stand_beside_the_accuracy(run_cli, tmp_pa
     facts = json.loads(out[out.index("{") :])
     assert code == 0
     assert "top-1 on test images" in facts["headline"]
-    assert [told[:11] for told in facts["caveats"]] == ["1 of 20 tes", "The test se"]
+    assert [caveat[:11] for caveat in facts["caveats"]] == ["1 of 20 tes", "The test se"]
 
 
 def test_a_copy_of_a_validation_image_counts(tmp_path):
@@ -204,24 +207,24 @@ def test_a_copy_of_a_validation_image_counts(tmp_path):
     assert opened(tmp_path, 8, 3).caveats()["copies"] == 1
 
 
-def test_copies_are_told_in_a_sentence():
+def test_copies_are_described_in_a_sentence():
     none = Copies(0, 10)
-    assert none.told() == "no test image is an exact copy of a training image"
+    assert none.sentence() == "no test image is an exact copy of a training image"
     assert not none.withheld
     assert not Copies(0, 0).withheld
     some = Copies(1, 1000, "test/x", "train/y", unread=2, first_unread="z")
-    assert some.told().startswith(
+    assert some.sentence().startswith(
         "1 of 1,000 test images are exact copies of training images, the first: test/x of train/y;"
     )
-    assert some.told().endswith("2 files cannot be read and were not compared, the first: z")
+    assert some.sentence().endswith("2 files cannot be read and were not compared, the first: z")
     assert caveats(None, []) == {"copies": None, "absent_classes": [], "caveats": [], "withheld": False}
 
 
-# Where a run may lie
+# The location of a run
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "message"),
     [
         ("photos/run", "lies inside of --data"),
         ("photos", "lies inside of --data"),
@@ -232,7 +235,7 @@ def test_copies_are_told_in_a_sentence():
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "run"])
-def test_a_run_among_the_images_is_refused_before_anything_is_written(run_cli, tmp_path, out, told, verb):
+def test_a_run_inside_of_the_images_is_refused_before_anything_is_written(run_cli, tmp_path, out, message, verb):
     three_sets(tmp_path / "photos")
     (tmp_path / "link").symlink_to("photos")
     config = write_config(tmp_path / "tiny.yaml")
@@ -241,12 +244,12 @@ def test_a_run_among_the_images_is_refused_before_anything_is_written(run_cli, t
     code, _, err = run_cli(verb, config, "--data", tmp_path / "photos", "--out", tmp_path / out, *budget)
     assert code == 2
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_images_beside_a_run_are_fine(run_cli, tmp_path):
+def test_images_beside_a_run_are_accepted(run_cli, tmp_path):
     three_sets(tmp_path / "photos")
-    (tmp_path / "photos-run").mkdir()  # the name begins alike
+    (tmp_path / "photos-run").mkdir()  # the name has the same beginning
     config = write_config(tmp_path / "tiny.yaml")
     call(run_cli, "train", config, "--data", tmp_path / "photos", "--out", tmp_path / "photos-run")

@@ -1,4 +1,4 @@
-"""Test images that are copies of images which a network is trained or chosen on."""
+"""The check for test images that are copies of training or validation images."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.helpers.pictures import opened, paint
 
 @pytest.fixture
 def folder(tmp_path):
-    """Different pictures in train, val and test."""
+    """Create different pictures in train, val and test."""
     for first, (split, count) in enumerate({"train": 6, "val": 3, "test": 4}.items()):
         paint(tmp_path / split, {"a": count, "b": count}, first=first)
     return tmp_path
@@ -23,18 +23,18 @@ def about_copies(folder, **settings):
     return notes[0]
 
 
-def test_no_copies(folder):
+def test_no_copies_are_found_among_different_pictures(folder):
     assert about_copies(folder) == "no test image is an exact copy of a training image"
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_copies_of_images_that_are_trained_or_chosen_on(folder, split):
+def test_copies_of_training_and_validation_images_are_found(folder, split):
     copied(folder, f"{split}/b/1.png", "test/a/copy.png")
     copied(folder, f"{split}/a/2.png", "test/b/0.png")
-    told = about_copies(folder)
-    assert told.startswith("2 of 9 test images are exact copies of training images, the first: ")
-    assert "copy.png of" in told
-    assert told.endswith(f"{split}/b/1.png")
+    note = about_copies(folder)
+    assert note.startswith("2 of 9 test images are exact copies of training images, the first: ")
+    assert "copy.png of" in note
+    assert note.endswith(f"{split}/b/1.png")
 
 
 def test_copies_within_one_set_do_not_count(folder):
@@ -43,8 +43,8 @@ def test_copies_within_one_set_do_not_count(folder):
     assert about_copies(folder) == "no test image is an exact copy of a training image"
 
 
-def test_copies_of_what_is_held_out_for_validation(tmp_path):
-    """Every image of train has its copy in test; some of them are held out for validation."""
+def test_copies_of_images_held_out_for_validation_are_found(tmp_path):
+    """Check a set where every image of train has a copy in test, and some are held out for validation."""
     paint(tmp_path / "train", {"a": 8, "b": 8})
     paint(tmp_path / "test", {"a": 8, "b": 8})
     assert about_copies(tmp_path, val_images=6).startswith("16 of 16 test images are exact copies")

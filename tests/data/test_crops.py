@@ -1,4 +1,4 @@
-"""Training sees the same parts of images (`data.augment: resized_crop`), from memory and from files."""
+"""Random crops of images (`data.augment: resized_crop`) are the same from memory and from files."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from greedynas.data import loader
-from greedynas.data.crops import AT_ONCE, Growing, Wholes
+from greedynas.data.crops import AT_ONCE, Growing, WholeImages
 from greedynas.data.transforms import LONGEST, View, decoded_alike, open_image, seen_part, square, whole, whole_size
 from greedynas.runtime.rng import stream
 from tests.helpers.exif import exif_saved
@@ -18,7 +18,7 @@ SIDE = 32
 
 
 def map_of(size):
-    """A picture whose red tells how far right a pixel lies, and whose green how far down."""
+    """Return a picture whose red is the horizontal position of a pixel, and whose green the vertical one."""
     across, down = (np.linspace(0, 255, length).round() for length in size)
     values = np.zeros((size[1], size[0], 3))
     values[..., 0], values[..., 1] = across, down[:, None]
@@ -26,7 +26,7 @@ def map_of(size):
 
 
 def texture(seed, size):
-    """A random picture with the spectrum of photographs (1 / frequency): fine details, and coarse ones that are stronger."""
+    """Return a random picture with the spectrum of photographs (1 / frequency), where coarse details dominate."""
     rng, (width, height) = np.random.default_rng(seed), size
     frequency = np.hypot(np.fft.fftfreq(width)[None], np.fft.fftfreq(height)[:, None])
     noise = np.fft.fft2(rng.standard_normal((3, height, width))) / np.maximum(frequency, 1 / max(size))
@@ -36,7 +36,7 @@ def texture(seed, size):
 
 
 def folder_of(folder, pictures, ending="png"):
-    """Two classes of the same pictures."""
+    """Create two classes with the same pictures."""
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
         for i, picture in enumerate(pictures):
@@ -54,27 +54,27 @@ def both_ways(folder, **settings):
 
 
 def epoch_of(data, epoch, batch=4):
-    """Samples in order, 0 to 255, with the images that an incomplete last batch leaves out."""
+    """Return the samples in order, 0 to 255, including the images of an incomplete last batch."""
     batches = [images for images, _ in data.train.train_batches(epoch, batch)]
     return pixels(torch.cat(batches))
 
 
-# The same parts
+# The same crops
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_the_same_crop_of_every_image_in_every_epoch(tmp_path, size):
+def test_every_image_has_the_same_crop_in_every_epoch(tmp_path, size):
     folder = folder_of(tmp_path, [map_of(size)] * 4)
     memory, disk = both_ways(folder)
     for epoch in range(3):
         one, other = epoch_of(memory, epoch), epoch_of(disk, epoch)
-        assert (one - other).abs().max() <= 2.5  # of 255: what the maps' own rounding makes of it
-        assert (one[..., 0].amax((1, 2)) - one[..., 0].amin((1, 2))).min() > 20  # else nothing is tested
+        assert (one - other).abs().max() <= 2.5  # of 255, from rounding in the maps
+        assert (one[..., 0].amax((1, 2)) - one[..., 0].amin((1, 2))).min() > 20  # the crops have some contrast
 
 
 @pytest.mark.parametrize(("size", "edge"), [((600, 200), 0), ((200, 600), 1)])
-def test_the_edges_of_long_images_are_seen_as_often(tmp_path, size, edge):
-    """Beside the centred square, of which crops in memory came before: no pixel beyond it was seen then, 37% in a stream."""
+def test_the_edges_of_long_images_are_cropped_equally_often(tmp_path, size, edge):
+    """Check pixels outside of the centred square: crops from memory once had none of them, those of a stream 37%."""
     folder = folder_of(tmp_path, [map_of(size)] * 12)
     shares = []
     for data in both_ways(folder):
@@ -85,7 +85,7 @@ def test_the_edges_of_long_images_are_seen_as_often(tmp_path, size, edge):
 
 
 @pytest.mark.parametrize("size", [(1000, 120), (120, 1000)])
-def test_of_very_long_images_the_centre_is_seen_both_ways(tmp_path, size):
+def test_very_long_images_are_cropped_in_their_centre_both_ways(tmp_path, size):
     folder = folder_of(tmp_path, [map_of(size)] * 12)
     along = int(size[1] > size[0])
     low, high = 255 * (0.5 - 0.18), 255 * (0.5 + 0.18)  # 360 of 1,000 pixels
@@ -97,7 +97,7 @@ def test_of_very_long_images_the_centre_is_seen_both_ways(tmp_path, size):
         assert seen.max() > high - 15
 
 
-def test_the_part_that_is_seen():
+def test_the_part_that_crops_are_taken_from():
     assert seen_part(600, 200) == (0, 0, 600, 200)
     assert seen_part(601, 200) == (0, 0, 600, 200)
     assert seen_part(1000, 120) == (320, 0, 680, 120)
@@ -111,14 +111,14 @@ def test_the_part_that_is_seen():
 
 
 @pytest.mark.parametrize("size", [(58, 40), (40, 58), (30, 30), (130, 35)])
-def test_images_that_are_kept_as_they_are_give_the_same_pixels(tmp_path, size):
+def test_images_that_are_kept_unchanged_give_the_same_pixels(tmp_path, size):
     memory, disk = both_ways(folder_of(tmp_path, [texture(i, size) for i in range(8)]))
     assert memory.train.view.whole == 59 >= min(size)
     for epoch in range(3):
         one, other = epoch_of(memory, epoch), epoch_of(disk, epoch)
         if max(size) <= LONGEST * min(size):
             assert torch.equal(one, other)
-        else:  # a filter at the edge of the part reads beyond it in a stream
+        else:  # in a stream, a filter at the edge of the part reads beyond it
             assert (one - other).abs().mean() < 0.05
 
 
@@ -136,7 +136,7 @@ def test_larger_images_are_resampled_twice_with_little_loss(tmp_path, size, endi
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_turned_photographs_are_kept_upright(orientation, kind):
+def test_rotated_photographs_are_kept_upright(orientation, kind):
     image = map_of((240, 120))
     kept, aspect = whole(exif_saved(image, orientation, kind), 3, 60)
     expected, _ = whole(exif_saved(image, 1, kind).transpose(_turned(orientation)) if orientation > 1 else image, 3, 60)
@@ -153,7 +153,7 @@ def _turned(orientation):
     }[orientation]
 
 
-def test_one_image_gives_the_same_whatever_the_batch(tmp_path):
+def test_a_crop_does_not_depend_on_its_batch(tmp_path):
     memory, _ = both_ways(folder_of(tmp_path, [texture(i, (150, 90 + 7 * i)) for i in range(8)]))
     order = stream(0, "order", 2).permutation(len(memory.train))
     one, other = (epoch_of(memory, 2, batch) for batch in (3, 6))
@@ -163,7 +163,7 @@ def test_one_image_gives_the_same_whatever_the_batch(tmp_path):
             assert torch.equal(one[places[0][0]], other[places[1][0]])
 
 
-def test_threads_change_nothing(tmp_path):
+def test_threads_do_not_change_crops(tmp_path):
     memory, _ = both_ways(folder_of(tmp_path, [texture(i, (80, 60)) for i in range(6)]))
     before = torch.get_num_threads()
     found = []
@@ -187,7 +187,7 @@ def test_retraining_crops_held_out_images_too(tmp_path):
     assert same_batches(memory.train_and_val().train_batches(0, 5), disk.train_and_val().train_batches(0, 5))
 
 
-def test_a_set_that_is_kept_for_evaluation_alone_is_cropped_from_its_files(tmp_path):
+def test_a_set_that_is_kept_only_for_evaluation_is_cropped_from_its_files(tmp_path):
     for number, split in enumerate(("train", "val", "test")):
         folder_of(tmp_path / split, [texture([number, i], (58, 40)) for i in range(4)])
     spoil(tmp_path / "val" / "a" / "1.png")
@@ -211,8 +211,8 @@ def test_arrays_of_the_right_size_are_not_kept_twice():
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg"])
-def test_evaluation_sees_what_it_saw_before(tmp_path, ending):
-    """The centre of the square that is made of the file, whether it is decoded for it alone or once for both."""
+def test_evaluation_uses_the_same_pixels(tmp_path, ending):
+    """Check the centre of the square of a file, decoded for it alone or once for square and crops."""
     sizes = [(500, 150), (60, 80), (40, 40), (300, 700), (1000, 900)]
     folder_of(tmp_path, [texture(i, size) for i, size in enumerate(sizes)], ending)
     memory, disk = both_ways(tmp_path, crop_fraction=0.8)
@@ -225,20 +225,20 @@ def test_evaluation_sees_what_it_saw_before(tmp_path, ending):
     assert same_batches([images.eval_batch()], [disk.train_and_val().eval_batch()])
 
 
-def test_large_jpegs_are_decoded_once_where_once_is_enough(tmp_path):
+def test_large_jpegs_are_decoded_once_if_that_is_enough(tmp_path):
     alike = []
     for i, size in enumerate([(200, 100), (1000, 900), (3000, 2000)]):
         Image.new("RGB", size).save(tmp_path / f"{i}.jpg")
         with open_image(tmp_path / f"{i}.jpg") as image:
             alike.append(decoded_alike(image, 40, 59))
-    assert alike == [True, False, True]  # 1, 8 and 4, 8 and 8 times smaller
+    assert alike == [True, False, True]  # shrunk by factors of 1, of 8 and 4, of 8 and 8
 
 
-# A GPU's way
+# Crops on a GPU
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_batch_at_once_is_one_image_after_the_other(channels):
+def test_a_batch_gives_the_same_crops_as_single_images(channels):
     rng = np.random.default_rng(channels)
     sizes = [(40, 60), (60, 40), (33, 99), (20, 20), (200, 70), (7, 5), (1, 3)]
     images = [np.asarray(texture(i, (w, h)))[..., :channels] for i, (h, w) in enumerate(sizes)]
@@ -264,14 +264,14 @@ def test_a_batch_at_once_is_one_image_after_the_other(channels):
 
 def test_squares_are_whole_images():
     squares = torch.randint(0, 256, (5, 9, 9, 3), dtype=torch.uint8)
-    wholes = Wholes.of_squares(squares)
+    wholes = WholeImages.of_squares(squares)
     assert all(torch.equal(wholes.image(i), squares[i]) for i in range(5))
 
 
 # Memory
 
 
-def test_what_whole_images_take_decides_whether_they_stay(tmp_path):
+def test_the_memory_of_whole_images_decides_whether_they_are_kept(tmp_path):
     folder_of(tmp_path, [texture(i, (240, 120)) for i in range(10)])
     settings = {
         "augment": "resized_crop",
@@ -286,7 +286,7 @@ def test_what_whole_images_take_decides_whether_they_stay(tmp_path):
     assert any(f"18 images in memory (cpu, {needed / 1e6:,.0f} MB)" in note for note in data.notes)
     less = opened(tmp_path, SIDE, 3, memory_gb=0.999 * needed / 1e9, **settings)
     assert not less.train.in_memory
-    assert less.val.in_memory  # squares alone
+    assert less.val.in_memory  # only squares
     shifted = opened(tmp_path, SIDE, 3, memory_gb=18 * SIDE**2 * 3 / 1e9, **{**settings, "augment": "pad_crop"})
     assert shifted.train.in_memory
     assert shifted._pool.wholes is None
@@ -305,7 +305,7 @@ def test_images_that_turn_out_larger_than_estimated_are_streamed(tmp_path, monke
     limit = 18 * (SIDE**2 + 59 * 80) * 3
     data = opened(tmp_path, SIDE, 3, memory_gb=limit / 1e9, **settings)
     assert not data.train.in_memory
-    enough = opened(tmp_path, SIDE, 3, memory_gb=2.5 * limit / 1e9, **settings)  # it grows
+    enough = opened(tmp_path, SIDE, 3, memory_gb=2.5 * limit / 1e9, **settings)  # the memory grows
     assert enough.train.in_memory
     monkeypatch.undo()
     known = opened(tmp_path, SIDE, 3, **settings)

@@ -54,12 +54,12 @@ def test_normalisation_is_timms():
     ("folders", "expected"),
     [
         ({"train": 10, "test": 4}, (18, 2, 8)),
-        ({"training": 10, "valid": 4}, (18, 2, 8)),  # the only other one is the test set
+        ({"training": 10, "valid": 4}, (18, 2, 8)),  # a single other set is the test set
         ({"Train": 10, "val": 3, "test": 4}, (20, 6, 8)),
         ({"": 10}, (14, 2, 4)),
     ],
 )
-def test_the_forms_of_a_folder(tmp_path, folders, expected):
+def test_all_layouts_of_a_folder_are_read(tmp_path, folders, expected):
     for i, (name, count) in enumerate(folders.items()):
         paint(tmp_path / name, {"cat": count, "dog": count}, first=i)
     data = opened(tmp_path, 8, 3)
@@ -84,7 +84,7 @@ def test_classes_may_be_called_train_and_have_numbers_and_subfolders(tmp_path):
     assert any("stray.png" in note for note in data.notes)
 
 
-def test_splits_depend_on_the_seed_alone(tmp_path):
+def test_splits_depend_only_on_the_seed(tmp_path):
     paint(tmp_path, {"a": 20, "b": 30})
 
     def test_images(seed, **settings):
@@ -135,7 +135,7 @@ def test_hold_out_is_stratified(counts, data, seed):
         assert (np.abs(np.bincount(labels[rows["test"]]) - quota) < 1).all()
 
 
-def test_fractions_count_all_images():
+def test_fractions_are_of_all_images():
     labels = np.repeat([0, 1], [60, 40])
     rows = hold_out(labels, ["a", "b"], {"test": 0.2, "val": 0.1}, np.random.default_rng(0))
     assert {part: np.bincount(labels[own]).tolist() for part, own in rows.items()} == {
@@ -173,14 +173,14 @@ def test_draws_are_balanced(counts, data, seed):
     taken = np.bincount(images.labels.numpy()[drawn], minlength=len(counts))
     short = taken < counts
     assert (taken <= counts).all()
-    if short.any():  # classes that could give more gave alike, and no less than any other
+    if short.any():  # classes with more images contribute equally, and no less than any other
         assert taken[short].max() - taken[short].min() <= 1
         assert taken.max() <= taken[short].min() + 1
     assert (drawn == images.balanced(n, np.random.default_rng(seed))).all()
 
 
 def fake_set(labels):
-    """A set of which only the labels matter."""
+    """Return a set of images with only labels."""
     source = Files([str(i) for i in range(labels.max() + 1)], labels, [""] * len(labels))
     rows = np.arange(len(labels))
     return loader.Shelf(source, rows, None, None, CPU, 0, False).select(rows)
@@ -194,7 +194,7 @@ def test_balanced_draws_reach_every_image():
     assert counts.min() > 0
     by_class = np.bincount(images.labels.numpy()[drawn])
     assert by_class.tolist() == pytest.approx([1000] * 3, abs=60)  # the remainder goes to random classes
-    with pytest.raises(GreedyNASError, match="cannot draw 61 different images, there are 60"):
+    with pytest.raises(GreedyNASError, match="cannot draw 61 different images: there are only 60"):
         images.balanced(61, rng)
 
 
@@ -225,7 +225,7 @@ def test_copies_between_train_and_test_are_counted(tmp_path):
     assert opened(tmp_path, 8, 3, check_duplicates=False).notes == notes[:-1]
 
 
-def test_copies_are_found_in_what_is_held_out_and_in_arrays(tmp_path):
+def test_copies_are_found_in_held_out_images_and_in_arrays(tmp_path):
     (tmp_path / "a").mkdir()
     paint(tmp_path, {"a": 1, "b": 9})
     for i in range(1, 10):
@@ -233,10 +233,10 @@ def test_copies_are_found_in_what_is_held_out_and_in_arrays(tmp_path):
     assert any(note.startswith("2 of 4 test images are exact copies") for note in opened(tmp_path, 8, 3).notes)
 
 
-# Settings, sets of their own, broken files
+# Settings, separate sets, broken files
 
 
-def test_the_usual_augmentation_is_that_of_cifar_and_settings_stay_as_they_are():
+def test_the_default_augmentation_is_that_of_cifar_and_settings_are_unchanged():
     settings = DataSettings()
     assert (settings.augment, settings.pad, settings.flip) == ("pad_crop", 4, True)
     with pytest.raises(ValueError, match="frozen"):
@@ -274,7 +274,7 @@ def test_a_class_whose_validation_images_are_all_broken_gets_one_of_the_training
     assert not set(data.train.rows) & set(data.val.rows)
 
 
-def test_the_only_readable_image_of_a_class_stays_where_it_is(tmp_path):
+def test_the_only_readable_image_of_a_class_stays_in_its_set(tmp_path):
     paint(tmp_path / "train", {"a": 6, "b": 6})
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
     before = opened(tmp_path, 8, 3, val_images=2)
@@ -284,7 +284,7 @@ def test_the_only_readable_image_of_a_class_stays_where_it_is(tmp_path):
         opened(tmp_path, 8, 3, val_images=2)
 
 
-def test_a_validation_set_of_its_own_may_lack_a_class_and_its_broken_files_are_remembered(tmp_path):
+def test_a_separate_validation_set_may_lack_a_class_and_its_broken_files_are_stored(tmp_path):
     paint(tmp_path / "train", {"a": 6, "b": 6})
     paint(tmp_path / "val", {"b": 4}, first=1)
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=2)
@@ -299,14 +299,14 @@ def test_a_test_set_without_a_readable_image_is_refused(tmp_path):
     paint(tmp_path / "train", {"a": 6, "b": 6})
     for file in sorted(paint(tmp_path / "test", {"a": 2, "b": 2}, first=1).glob("*/*.png")):
         spoil(file)
-    with pytest.raises(GreedyNASError, match="no readable images are left in the test set"):
+    with pytest.raises(GreedyNASError, match="no readable image is left in the test set"):
         opened(tmp_path, 8, 3, val_images=2).test()
 
 
 # Notes
 
 
-def test_every_note_is_told_once(tmp_path):
+def test_every_note_is_shown_once(tmp_path):
     paint(tmp_path / "train", {"a": 9, "b": 9})
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
     spoil(tmp_path / "test" / "a" / "0.png")
@@ -317,15 +317,15 @@ def test_every_note_is_told_once(tmp_path):
     assert len(set(data.notes)) == len(data.notes) > len(fresh.notes)
 
 
-def test_it_is_told_where_copies_were_not_looked_for(tmp_path, monkeypatch):
+def test_a_note_says_that_copies_were_not_searched(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "find_copies", lambda *_: None)
     data = opened(paint(tmp_path, {"a": 9, "b": 9}), 8, 3)
-    assert data.notes[-1].startswith("copies between train and test were not looked for")
+    assert data.notes[-1].startswith("train and test were not compared for copies")
     data.test()
     assert "copies" not in data.caveats() or data.caveats()["copies"] is None
 
 
-def test_a_test_set_that_cannot_be_opened_without_reading_it_is_read_at_the_end(tmp_path, monkeypatch):
+def test_a_test_set_without_random_access_is_read_at_the_end(tmp_path, monkeypatch):
     paint(tmp_path / "train", {"a": 9, "b": 9, "c": 9})
     paint(tmp_path / "test", {"c": 3}, first=1)
     (tmp_path / "test" / "c" / "copy.png").write_bytes((tmp_path / "train" / "a" / "0.png").read_bytes())
@@ -362,6 +362,67 @@ def test_ranks_download_once_and_compare_names_and_classes(tmp_path, monkeypatch
     monkeypatch.setattr(ranks, "size", lambda: 2)
     for folder in ("one", "one", "other"):
         opened(tmp_path / folder, 8, 3, val_images=2, test_images=2, download=True, root="here")
-    assert read[:2] == [(str(tmp_path / "one"), "here", True)] * 2  # first by one rank alone
+    assert read[:2] == [(str(tmp_path / "one"), "here", True)] * 2  # read first by only one rank
     assert [what for what, _ in compared] == ["images"] * 3
     assert compared[0] == compared[1] != compared[2]
+
+
+# Data sets that are handed over
+
+
+def handed_over(image, label=lambda i: i % 3, count=30):
+    items = [(image, label(i)) for i in range(count)]
+    return open_data(items, image_size=8, settings=DataSettings(workers=0, val_images=6, test_images=6), device="cpu")
+
+
+SQUARE = np.random.default_rng(0).integers(1, 256, (8, 8, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "image", [SQUARE, SQUARE.astype(np.int64), torch.tensor(SQUARE.transpose(2, 0, 1)), SQUARE / 255]
+)
+def test_every_form_of_an_image_is_the_same_image(image):
+    images, _ = handed_over(image).train.eval_batch([0])
+    assert (pixels(images, 3)[0].round().numpy() == SQUARE).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (SQUARE.astype(np.uint16) * 256, "got uint16 from 256 to"),
+        (SQUARE.astype(np.int64) - 9, "got int64 from -8 to"),
+        (SQUARE.astype(np.float32), "got float32 from 1"),
+        (np.full((8, 8), np.nan), "got float64 from nan"),
+        (SQUARE > 100, "got bool"),
+        (SQUARE.transpose(2, 0, 1), r"got ndarray of shape \(3, 8, 8\)"),
+        (SQUARE[:0], r"got ndarray of shape \(0, 8, 3\)"),
+        (SQUARE[None], r"got ndarray of shape \(1, 8, 8, 3\)"),
+        ("0.png", "got str"),
+    ],
+)
+def test_images_that_do_not_fit_into_bytes_are_refused(image, message):
+    with pytest.raises(GreedyNASError, match=f"^train of the data set: images of a data set are PIL images.*{message}"):
+        handed_over(image)
+
+
+@pytest.mark.parametrize("label", [lambda i: i % 3 + 0.5, lambda i: torch.tensor(i % 3 + 0.25)])
+def test_labels_are_not_rounded(label):
+    with pytest.raises(GreedyNASError, match=r"whole numbers as labels: got the label 0\.[25]"):
+        handed_over(SQUARE, label)
+
+
+def test_labels_of_a_data_set_are_not_rounded():
+    class Half(list):
+        targets = np.arange(30) % 3 + 0.5
+
+    with pytest.raises(GreedyNASError, match=r"got the label 0\.5"):
+        open_data(Half([(SQUARE, 0)] * 30), image_size=8, device="cpu")
+
+
+def test_whole_numbers_may_be_floats():
+    assert handed_over(SQUARE, lambda i: float(i % 3)).class_names == ["0", "1", "2"]
+
+
+def test_other_keys_of_a_mapping_are_named():
+    with pytest.raises(GreedyNASError, match=r"got train, tset$"):
+        open_data({"train": [(SQUARE, 0), (SQUARE, 1)], "tset": []}, image_size=8, device="cpu")

@@ -1,4 +1,4 @@
-"""What image folders can hold besides images: links in circles, pipes, names that are no text, files of other kinds."""
+"""Unusual contents of image folders: circular links, pipes, names that are not UTF-8, files of other kinds."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from tests.helpers.privileges import like_anybody
 
 @pytest.fixture(autouse=True)
 def _ends():
-    """Whatever a folder holds, reading it ends soon."""
+    """Check that reading ends soon, whatever a folder holds."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
     signal.alarm(30)
     yield
@@ -30,14 +30,14 @@ def names(folder):
 
 
 def noted(data, *words):
-    """The note that has all these words."""
+    """Return the note that has all these words."""
     found = [note for note in data.notes if all(word in note for word in words)]
     assert len(found) == 1, data.notes
     return found[0]
 
 
-def test_the_order_is_that_of_before(tmp_path):
-    """Runs that were begun with timm's lister find their images in the same order."""
+def test_the_order_is_the_same_as_in_earlier_versions(tmp_path):
+    """Check that runs that were started with timm's lister find their images in the same order."""
     from timm.data import create_dataset
     from timm.utils.misc import natural_key as timms
 
@@ -58,26 +58,26 @@ def test_loops_end_and_every_image_is_counted_once(tmp_path):
     paint(tmp_path / "train", {"a": 6, "b": 6})
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
     plain = opened(tmp_path, 8, 3, val_images=2)
-    for i in range(6):  # with so many, whoever followed them would meet millions of files
+    for i in range(6):  # following this number of links would lead to millions of files
         (tmp_path / "train" / "a" / f"up {i}").symlink_to(tmp_path)
         (tmp_path / "train" / "a" / f"here {i}").symlink_to(".")
     (tmp_path / "train" / "a" / "first.png").symlink_to("0.png")
     (tmp_path / "train" / "a" / "0 hard.png").hardlink_to(tmp_path / "train" / "a" / "0.png")
     data = opened(tmp_path, 8, 3, val_images=2)
     assert (len(data.train), len(data.val), len(data.test())) == (10, 2, 4)
-    assert "14 link(s) to images or folders that are counted already" in noted(data, "counted already")
-    if "a/0 hard.png" not in names(tmp_path / "train"):  # of two hard links, the first name stays
+    assert "14 link(s) to images or folders that are already counted" in noted(data, "already counted")
+    if "a/0 hard.png" not in names(tmp_path / "train"):  # of two hard links, the first name is kept
         assert data.identity()["digest"] == plain.identity()["digest"]
 
 
-def test_what_is_reached_without_a_link_keeps_its_name(tmp_path):
+def test_files_that_are_reached_without_a_link_keep_their_names(tmp_path):
     paint(tmp_path, {"a/real": 3, "b": 3})
     (tmp_path / "a" / "first").symlink_to("real")
     (tmp_path / "a" / "real" / "!.png").symlink_to("1.png")
     assert names(tmp_path) == ["a/real/0.png", "a/real/1.png", "a/real/2.png", "b/0.png", "b/1.png", "b/2.png"]
 
 
-def test_links_to_elsewhere_are_followed(tmp_path):
+def test_links_to_other_places_are_followed(tmp_path):
     paint(tmp_path / "store", {"x": 4, "y": 4})
     (tmp_path / "set" / "a").mkdir(parents=True)
     (tmp_path / "set" / "b").symlink_to(tmp_path / "store" / "y")
@@ -87,16 +87,16 @@ def test_links_to_elsewhere_are_followed(tmp_path):
     assert names(tmp_path / "set") == ["a/0.png", "a/1.png", "a/2.png", "b/0.png", "b/1.png", "b/2.png", "b/3.png"]
 
 
-def test_a_class_that_is_a_link_to_a_folder_above_is_none(tmp_path):
+def test_a_link_to_a_parent_folder_is_not_a_class(tmp_path):
     paint(tmp_path, {"a": 8, "b": 8})
     (tmp_path / "all").symlink_to(".")
     (tmp_path / "up").symlink_to("..")
     data = opened(tmp_path, 8, 3, val_images=2)
     assert data.class_names == ["a", "b"]
-    assert "2 link(s)" in noted(data, "counted already")
+    assert "2 link(s)" in noted(data, "already counted")
 
 
-def test_images_in_two_classes_are_told(tmp_path):
+def test_images_in_two_classes_are_noted(tmp_path):
     paint(tmp_path, {"a": 8, "b": 8})
     (tmp_path / "b" / "other.png").symlink_to("../a/3.png")
     (tmp_path / "b" / "hard.png").hardlink_to(tmp_path / "a" / "4.png")
@@ -104,11 +104,11 @@ def test_images_in_two_classes_are_told(tmp_path):
     assert "2 image file(s) are in two classes, the first: a/3.png and b/other.png" in noted(data, "two classes")
 
 
-# What is no file
+# Special files
 
 
 def strange(folder):
-    """Files that wait for ever, never end, or lead nowhere, all called images."""
+    """Create files that block forever, never end, or are broken links, all named like images."""
     os.mkfifo(folder / "pipe.png")
     (folder / "link to a pipe.png").symlink_to("pipe.png")
     (folder / "zero.png").symlink_to("/dev/zero")
@@ -136,14 +136,14 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path):
     assert len(data.train) + len(data.val) == 20
     for name in found:
         assert noted(data, "skipped, unreadable", f"/{name} (")
-    # They do not keep the check for copies from its work.
+    # They do not prevent the check for copies.
     assert noted(data, "3 of 18 test images are exact copies")
     assert len(data.test()) == 13
-    assert sum(digest == "" for digest in data.manifest.hashes) == 8  # all but /proc/kmsg, which says that it is empty
-    for name in ("messages.png", "nowhere.png"):  # they come before
+    assert sum(digest == "" for digest in data.manifest.hashes) == 8  # all but /proc/kmsg, whose size is 0
+    for name in ("messages.png", "nowhere.png"):  # they come first
         (tmp_path / "train" / "a" / name).unlink()
     with pytest.raises(
-        GreedyNASError, match=r"cannot read .*pipe\.png: it is not a file but a pipe, a device, a socket"
+        GreedyNASError, match=r"cannot read .*pipe\.png: it is not a regular file but a pipe, a device, a socket"
     ):
         opened(tmp_path, 8, 3, unreadable="refuse")
     streaming = opened(tmp_path, 8, 3, memory_gb=0)
@@ -151,12 +151,12 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path):
     assert len(next(streaming.train.train_batches(0, 16))[0]) == 16
 
 
-def test_one_unreadable_file_does_not_switch_the_check_for_copies_off(tmp_path):
+def test_one_unreadable_file_does_not_disable_the_check_for_copies(tmp_path):
     for name, count in (("train", 10), ("test", 5)):
         paint(tmp_path / name, {"a": count, "b": count}, first=count)
     shutil.copy(tmp_path / "train" / "b" / "1.png", tmp_path / "test" / "a" / "copy.png")
     lost = tmp_path / "test" / "a" / "2.png"
-    shutil.copy(tmp_path / "train" / "a" / "2.png", lost)  # of the same size as one on the other side
+    shutil.copy(tmp_path / "train" / "a" / "2.png", lost)  # with the same size as a file on the other side
     lost.chmod(0)
     with like_anybody():
         data = opened(tmp_path, 8, 3)
@@ -164,7 +164,7 @@ def test_one_unreadable_file_does_not_switch_the_check_for_copies_off(tmp_path):
     assert f"1 files cannot be read and were not compared, the first: {lost}" in note
 
 
-# What is left out
+# Files that are left out
 
 
 def test_other_extensions_are_counted_and_named(tmp_path):
@@ -176,7 +176,7 @@ def test_other_extensions_are_counted_and_named(tmp_path):
     assert "left out: 5 files with other extensions (.heic 3, .txt 1, none 1), the first: a/1.HEIC" in note
 
 
-def test_a_class_of_other_extensions_says_what_it_has(tmp_path):
+def test_the_error_for_a_class_without_images_names_its_extensions(tmp_path):
     paint(tmp_path, {"a": 8, "b": 8})
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "1.heic").write_bytes(b"x")
@@ -200,10 +200,10 @@ def test_folders_that_cannot_be_listed_are_named_or_refused(tmp_path):
     assert "1 folder(s) that cannot be listed: b/private (Permission denied)" in noted(data, "cannot be listed")
 
 
-# Names that are no text
+# Names that are not UTF-8
 
 
-def test_a_class_whose_name_is_no_utf8_is_refused_before_training(run_cli, tmp_path):
+def test_a_class_whose_name_is_not_utf8_is_refused_before_training(run_cli, tmp_path):
     paint(tmp_path / "photos", {"a": 8, "b": 8})
     os.rename(tmp_path / "photos" / "b", os.fsencode(tmp_path / "photos") + b"/caf\xe9")  # noqa: PTH104
     code, _, err = run_cli("train", "cifar10", "--data", tmp_path / "photos", "--out", tmp_path / "run")
@@ -215,8 +215,8 @@ def test_a_class_whose_name_is_no_utf8_is_refused_before_training(run_cli, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_other_names_that_are_no_utf8_are_carried(tmp_path):
-    """Of files, of folders below those of classes, of the folder of all."""
+def test_other_names_that_are_not_utf8_are_accepted(tmp_path):
+    """Check names of files, of folders below those of classes, and of the whole folder."""
     root = os.fsdecode(os.fsencode(tmp_path) + b"/fotos \xe9")
     folder = tmp_path / "photos"
     paint(folder, {"a": 8, "b": 8})

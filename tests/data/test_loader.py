@@ -13,11 +13,11 @@ from greedynas.runtime.rng import stream, uniforms
 from tests.helpers.pictures import opened, paint, pixels, same_batches, spoil
 
 
-def test_the_order_is_ours_and_can_be_resumed():
+def test_the_order_is_reproducible_and_can_be_resumed():
     data = opened(val_images=7900)  # 100 training images
     order = stream(0, "order", 3).permutation(100)
     batches = list(data.train.train_batches(3, 32))
-    assert len(batches) == data.train.steps_per_epoch(32) == 3  # the last four images are left out
+    assert len(batches) == data.train.steps_per_epoch(32) == 3  # the last four images are dropped
     assert torch.cat([labels for _, labels in batches]).tolist() == data.train.labels[order[:96]].tolist()
     for start in range(5):
         rest = list(data.train.train_batches(3, 32, start))
@@ -34,7 +34,7 @@ def test_the_order_is_ours_and_can_be_resumed():
 
 
 def by_hand(image, numbers, augment, size, pad=3, min_scale=0.2):
-    """What happens to one image, slowly: 0..255 (size, size, channels)."""
+    """Return the augmentation of one image, computed slowly: 0..255 (size, size, channels)."""
     if augment == "pad_crop":
         padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0))).astype(np.float64)
         top, left = (int(number * (len(padded) - size + 1)) for number in numbers[:2])
@@ -56,7 +56,7 @@ def by_hand(image, numbers, augment, size, pad=3, min_scale=0.2):
 
 
 def triangles(start, length, pixels, size):
-    """How much each pixel counts for each of the crop's along an axis, in bilinear resampling that smooths: (size, pixels)."""
+    """Return the weights of antialiased bilinear resampling along an axis: (size of the crop, pixels of the image)."""
     weights = np.zeros((size, pixels))
     scale = length / size
     for i in range(size):
@@ -68,10 +68,10 @@ def triangles(start, length, pixels, size):
 
 @pytest.mark.parametrize("crop_fraction", [1.0, 0.75])
 @pytest.mark.parametrize("augment", ["pad_crop", "resized_crop"])
-def test_augmentation_equals_one_image_after_the_other(tmp_path, augment, crop_fraction):
+def test_augmentation_of_a_batch_equals_that_of_single_images(tmp_path, augment, crop_fraction):
     paint(tmp_path, {"a": 12, "b": 12}, size=(20, 16) if augment == "resized_crop" else (16, 16))
     data = opened(tmp_path, 12, 3, augment=augment, crop_fraction=crop_fraction, pad=3, min_scale=0.2)
-    if augment == "resized_crop":  # of the whole image, which is not larger than what is kept
+    if augment == "resized_crop":  # crops of the whole image, which is not larger than the kept one
         source, rows = data.train._shelf.source, data.train._shelf.rows[data.train._rows]
         images = np.stack([np.asarray(source.image(row)) for row in rows])
     else:
@@ -87,7 +87,7 @@ def test_augmentation_equals_one_image_after_the_other(tmp_path, augment, crop_f
 
 
 @pytest.mark.parametrize("augment", ["none", "pad_crop", "resized_crop"])
-def test_augmentation_depends_on_epoch_and_sample_alone(augment):
+def test_augmentation_depends_only_on_epoch_and_sample(augment):
     def by_sample(epoch, batch_size, **settings):
         data = opened(val_images=7900, augment=augment, **settings)
         order = stream(0, "order", epoch).permutation(100)
@@ -118,7 +118,7 @@ def test_crops_lie_within_the_image(seed, aspect, min_scale):
     assert ((w * h >= min_scale - 1e-9) | centred).all()
 
 
-def test_crops_are_distributed_as_torchvisions():
+def test_crops_are_distributed_like_torchvisions():
     from scipy import stats
     from torchvision.transforms import RandomResizedCrop
 
@@ -149,7 +149,7 @@ def test_streaming_does_not_depend_on_the_workers(tmp_path, augment):
 
 
 @pytest.mark.parametrize("augment", ["none", "pad_crop", "resized_crop"])
-def test_streaming_gives_what_memory_gives(tmp_path, augment):
+def test_streaming_gives_the_same_batches_as_memory(tmp_path, augment):
     paint(tmp_path, {"a": 20, "b": 30}, size=(20, 13))
     memory, disk = (opened(tmp_path, 8, 3, memory_gb=limit, crop_fraction=0.8, augment=augment) for limit in (1, 0))
     assert memory.train.in_memory
@@ -170,7 +170,7 @@ def test_a_small_validation_set_stays_in_memory_beside_a_stream(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_files_in_a_stream(tmp_path, caplog, workers):
+def test_unreadable_files_in_a_stream_are_replaced_or_refused(tmp_path, caplog, workers):
     paint(tmp_path, {"a": 10, "b": 10})
     data = opened(tmp_path, 8, 3, memory_gb=0, workers=workers, augment="none")
     good = data.train.eval_batch()[0]

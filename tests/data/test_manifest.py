@@ -1,4 +1,4 @@
-"""A run goes on with the images it began with, wherever they lie, or says in one line what is different."""
+"""A run is resumed with the images it was started with, wherever they are, or one line says what has changed."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Stop(BaseException):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Images with three sets, a configuration, a run that was interrupted, and one that was not."""
+    """Create images with three sets, a configuration, an interrupted run and a complete one."""
     home = tmp_path_factory.mktemp("home")
     for i, (name, count) in enumerate({"train": 12, "val": 4, "test": 3}.items()):
         paint(home / "photos" / name, {"a": count, "b": count, "c": count}, first=i, size=(10, 9))
@@ -54,7 +54,7 @@ def home(tmp_path_factory):
     settings = {
         "space": SPACE.model_dump(mode="json"),
         "data": {"workers": 0, "pad": 1},
-        "train": {**SETTINGS, "max_epochs": 2, "checkpoint_steps": 2},
+        "train": {**SETTINGS, "max_epochs": 2, "checkpoint_steps": 2, "accuracy_images": 4},
     }
     (home / "tiny.yaml").write_text(yaml.safe_dump(settings))
     config = load_config(home / "tiny.yaml", {"data.source": str(home / "photos")})
@@ -76,13 +76,13 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def place(home, tmp_path):
-    """Copies of the images and of the interrupted run."""
+    """Create copies of the images and of the interrupted run."""
     shutil.copytree(home / "photos", tmp_path / "photos")
     shutil.copytree(home / "interrupted", tmp_path / "run")
     return tmp_path
 
 
-# Changes: each takes the folder of the images, and may return another name for it, as a string
+# Changes: each takes the folder of the images, and may return its new name as a string
 
 
 def swap(first, second):
@@ -195,11 +195,11 @@ def save(name):
 
 
 CHANGES = {
-    "all images replaced": (replace_all, "train/a/0.png has other contents"),
+    "all images replaced": (replace_all, "train/a/0.png has changed"),
     "two classes swapped": (lambda p: swap(p / "train" / "a", p / "train" / "b"), "train/a/pixel.bmp is now called train/b/pixel.bmp"),
-    "two classes of the test set swapped": (lambda p: swap(p / "test" / "a", p / "test" / "b"), "test/a/0.png has other contents"),
+    "two classes of the test set swapped": (lambda p: swap(p / "test" / "a", p / "test" / "b"), "test/a/0.png has changed"),
     "test replaced by train": (make_test_of_train, "test/a/10.png is new (27 more files are missing or new)"),
-    "test images replaced by training images": (put_train_into_test, "test/a/0.png has other contents"),
+    "test images replaced by training images": (put_train_into_test, "test/a/0.png has changed"),
     "val and test swapped": (lambda p: swap(p / "val", p / "test"), "val/a/3.png is now called test/a/3.png"),
     "two files renamed": (rename_two, "train/b/3.png is now called train/b/x3.png (2 more files are missing or new)"),
     "another case": (lambda p: (p / "val" / "a" / "0.png").rename(p / "val" / "a" / "0.PNG"), "val/a/0.png is now called val/a/0.PNG"),
@@ -209,9 +209,9 @@ CHANGES = {
     "removed from train": (lambda p: (p / "train" / "c" / "4.png").unlink(), "train/c/4.png is missing:"),
     "removed from val": (lambda p: (p / "val" / "c" / "2.png").unlink(), "val/c/2.png is missing:"),
     "removed from test": (lambda p: (p / "test" / "c" / "2.png").unlink(), "test/c/2.png is missing:"),
-    "one pixel changed, with the old time": (change_a_pixel, "train/a/pixel.bmp has other contents"),
-    "truncated": (truncate, "val/c/1.png has other contents"),
-    "a byte longer": (append, "train/c/1.png has other contents"),
+    "one pixel changed, with the old time": (change_a_pixel, "train/a/pixel.bmp has changed"),
+    "truncated": (truncate, "val/c/1.png has changed"),
+    "a byte longer": (append, "train/c/1.png has changed"),
     "moved to another class": (lambda p: (p / "train" / "a" / "0.png").rename(p / "train" / "b" / "from a.png"), "train/a/0.png is now called train/b/from a.png"),
     "moved to another set": (lambda p: (p / "train" / "a" / "0.png").rename(p / "test" / "a" / "from train.png"), "train/a/0.png is now called test/a/from train.png"),
     "class added": (lambda p: paint(p / "train", {"d": 5}), "class 'd' is new"),
@@ -221,7 +221,7 @@ CHANGES = {
     "permission lost": (lambda p: (p / "train" / "b" / "2.png").chmod(0), "train/b/2.png cannot be read (Permission denied)"),
     "permission of a test image lost": (lambda p: (p / "test" / "b" / "2.png").chmod(0), "test/b/2.png cannot be read (Permission denied)"),
     "a folder out of reach": (lambda p: (p / "val" / "b").chmod(0), "val/b cannot be listed: Permission denied"),
-    "a file became a pipe": (become_a_pipe, "train/a/1.png cannot be read (it is not a file"),
+    "a file became a pipe": (become_a_pipe, "train/a/1.png cannot be read (it is not a regular file"),
     "another order of the listing": (list_in_another_order, None),
     "times touched": (touch, None),
     "files became links to equal copies": (become_links, None),
@@ -237,8 +237,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_between_interruption_and_resume_is_told_or_does_no_harm(run_cli, home, place, change):
-    make, told = CHANGES[change]
+def test_a_change_between_interruption_and_resume_is_reported_or_harmless(run_cli, home, place, change):
+    make, message = CHANGES[change]
     before = {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()}
     other_name = make(place / "photos")
     photos = other_name if isinstance(other_name, str) else place / "photos"
@@ -246,21 +246,21 @@ def test_a_change_between_interruption_and_resume_is_told_or_does_no_harm(run_cl
         code, _, err = run_cli("train", home / "tiny.yaml", "--data", photos, "--out", place / "run")
         for folder in place.rglob("b"):
             folder.chmod(0o755)
-    if told is None:
+    if message is None:
         assert (code, err) == (0, "")
         assert not differences(outcome(home / "whole"), outcome(place / "run"))
         return
     assert code == 2
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
     assert "restore them, or start a new run with another --out" in err
     after = {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()}
-    assert after == before  # nothing was trained, and the right images can still go on
+    assert after == before  # nothing was trained, and the run can still be resumed with the right images
 
 
-def test_changes_can_be_taken_back(run_cli, home, place):
-    """What was refused has left nothing behind that would be in the way."""
+def test_changes_can_be_undone(run_cli, home, place):
+    """Check that a refused command leaves nothing behind that prevents the next one."""
     rename_two(place / "photos")
     command = ("train", home / "tiny.yaml", "--data", place / "photos", "--out", place / "run")
     assert run_cli(*command)[0] == 2
@@ -271,8 +271,8 @@ def test_changes_can_be_taken_back(run_cli, home, place):
     assert not differences(outcome(home / "whole"), outcome(place / "run"))
 
 
-def test_settings_chosen_for_images_stay_when_these_are_moved(home, tmp_path):
-    """`auto` and `--hours` keep what was asked for: where the images are is no part of it."""
+def test_settings_chosen_for_images_are_kept_when_these_are_moved(home, tmp_path):
+    """Check that the location of the images is no part of the request that `auto` and `--hours` store."""
     config = load_config(home / "tiny.yaml", {"data.source": str(home / "photos")})
     asked = Asked(preset="auto", changes={"data.source": str(home / "photos"), "data.flip": False})
     with Run.start(tmp_path / "run", config.model_copy(update={"asked": asked})):
@@ -301,7 +301,7 @@ def test_a_named_data_set_is_compared_by_its_name(tmp_path):
 
 
 def test_machines_with_other_images_are_refused(home, tmp_path):
-    """Two ranks, each the first one of its machine, with the same names and other contents."""
+    """Check two ranks, each the first one of its machine, with the same names of images and different contents."""
     shutil.copytree(home / "photos", tmp_path / "photos")
     change_a_pixel(tmp_path / "photos")
     with socket.socket() as free:
@@ -327,7 +327,7 @@ def test_machines_with_other_images_are_refused(home, tmp_path):
     assert not list((tmp_path / "run").glob("supernet/step-*"))
 
 
-# What is kept, and what is read
+# The content of the manifest, and the files that are read for it
 
 
 def entries(folder):
@@ -350,7 +350,7 @@ def test_the_manifest_names_every_image_with_its_set(home):
 
 
 class Opened:
-    """Counts how often files below a folder are opened, by Python's audit events."""
+    """A counter of the files below a folder that are opened, by Python's audit events."""
 
     current = None
 
@@ -375,7 +375,7 @@ class Opened:
 
 
 def begin(photos, folder, **settings):
-    """A run that has begun: its settings for opening the same images again."""
+    """Start a run and return its settings for opening the same images again."""
     chosen = DataSettings(source=str(photos), **{"workers": 0, "check_duplicates": False, **settings})
     how = {"image_size": 8, "image_channels": 3, "seed": 0, "device": CPU}
     with Run.start(folder, load_config("fashion")) as run:
@@ -383,8 +383,8 @@ def begin(photos, folder, **settings):
     return chosen, {**how, "folder": folder}
 
 
-def test_files_are_read_once_and_then_only_those_that_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "FRESH_NS", 0)  # as if the images had been there for seconds
+def test_files_are_read_once_and_then_only_if_they_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "FRESH_NS", 0)  # as if the images were seconds old
     for name, count in (("train", 8), ("test", 3)):
         paint(tmp_path / "photos" / name, {"a": count, "b": count}, first=count)
     chosen, how = begin(tmp_path / "photos", tmp_path / "run")
@@ -394,10 +394,10 @@ def test_files_are_read_once_and_then_only_those_that_changed(tmp_path, monkeypa
             run.check_data(open_data(chosen, **how))
         return test.names
 
-    assert read_again() == []  # test images are not decoded, and nothing says that they changed
+    assert read_again() == []  # test images are not decoded, and show no sign of a change
     os.utime(tmp_path / "photos" / "test" / "a" / "1.png")
     assert read_again() == ["a/1.png"]
-    assert read_again() == []  # its new time is remembered
+    assert read_again() == []  # its new time is stored
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
     shutil.rmtree(tmp_path / "photos")
     (tmp_path / "copy").rename(tmp_path / "photos")
@@ -406,19 +406,19 @@ def test_files_are_read_once_and_then_only_those_that_changed(tmp_path, monkeypa
     change = tmp_path / "photos" / "test" / "b" / "2.png"
     status, data = change.stat(), change.read_bytes()
     change.write_bytes(data[:-1] + b"\1")
-    os.utime(change, ns=(status.st_atime_ns, status.st_mtime_ns))  # as old and as large as before
-    with pytest.raises(GreedyNASError, match=r"test/b/2\.png has other contents"):
+    os.utime(change, ns=(status.st_atime_ns, status.st_mtime_ns))  # with the same time and size as before
+    with pytest.raises(GreedyNASError, match=r"test/b/2\.png has changed"):
         read_again()
 
 
-def test_a_file_that_was_changed_just_before_is_not_trusted(tmp_path):
-    """Within the resolution of the clock it may change again without a trace."""
+def test_a_file_that_has_just_changed_is_not_trusted(tmp_path):
+    """Check a file that may change again within the resolution of the clock."""
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     begin(tmp_path / "photos", tmp_path / "run")
     assert {file["changed_ns"] for file in entries(tmp_path / "run")[1].values()} == {0}
 
 
-def test_of_very_large_data_the_ends_are_read(tmp_path, monkeypatch):
+def test_only_the_ends_of_very_large_data_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "WHOLE_BYTES", 100_000)
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     large = tmp_path / "photos" / "a" / "large.bmp"
@@ -431,7 +431,7 @@ def test_of_very_large_data_the_ends_are_read(tmp_path, monkeypatch):
         data[place] ^= 1
         large.write_bytes(data)
         if noticed:
-            with pytest.raises(GreedyNASError, match=r"a/large\.bmp has other contents"):
+            with pytest.raises(GreedyNASError, match=r"a/large\.bmp has changed"):
                 open_data(chosen, **how)
         else:
             open_data(chosen, **how)
@@ -439,8 +439,8 @@ def test_of_very_large_data_the_ends_are_read(tmp_path, monkeypatch):
         large.write_bytes(data)
 
 
-def test_the_split_is_the_runs_own(tmp_path):
-    """Not one that is made again from the order of names."""
+def test_the_split_of_a_run_is_kept(tmp_path):
+    """Check that the split is not made again from the order of names."""
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     chosen, how = begin(tmp_path / "photos", tmp_path / "run", val_images=4, test_images=4)
     fresh = open_data(chosen, **how)
@@ -459,11 +459,11 @@ def test_the_split_is_the_runs_own(tmp_path):
     assert [kept._splits.train.path(row) for row in kept._rows["test"]] == expected
     with Run.open(tmp_path / "run") as run:
         run.check_data(kept)
-        with pytest.raises(GreedyNASError, match="they are split in another way"):
+        with pytest.raises(GreedyNASError, match="they are split differently"):
             run.check_data(fresh)
 
 
-def test_images_that_are_no_files_are_compared_too(tmp_path, monkeypatch):
+def test_images_that_are_not_files_are_compared(tmp_path, monkeypatch):
     chosen = DataSettings(source="fashion", val_images=1000, workers=0)
     how = {"image_size": 28, "image_channels": 1, "seed": 0, "device": CPU}
     data = open_data(chosen, **how)
@@ -475,7 +475,7 @@ def test_images_that_are_no_files_are_compared_too(tmp_path, monkeypatch):
     data._splits.test.pixels[7, 3, 3] ^= 1
     data._splits.test.__dict__.pop("all_digest")
     data.__dict__.pop("manifest")
-    with Run.open(tmp_path) as run, pytest.raises(GreedyNASError, match="the test images are others"):
+    with Run.open(tmp_path) as run, pytest.raises(GreedyNASError, match="the test images have changed"):
         run.check_data(data)
 
 
@@ -490,12 +490,12 @@ def test_shards_are_compared_before_a_test_set_is_read(tmp_path, changed):
     before = data.identity()
     assert len(data.test()) == 10
     data.__dict__.pop("manifest")
-    assert data.identity() == before  # also after the test set was read
+    assert data.identity() == before  # the same after the test set was read
     (tmp_path / "shards").rename(tmp_path / "moved")
     chosen = chosen.model_copy(update={"root": str(tmp_path / "moved")})
     assert open_data(chosen, **how).identity() == before
     write_shard(tmp_path / "moved" / f"x-{changed}-0.tar", range(50, 70))
-    with pytest.raises(GreedyNASError, match=f"x-{changed}-0.tar has other contents"):
+    with pytest.raises(GreedyNASError, match=f"x-{changed}-0.tar has changed"):
         open_data(chosen, **how)
 
 
@@ -507,11 +507,11 @@ def test_tables_of_hugging_face_are_compared(tmp_path):
     assert open_data(chosen, **how).identity() == open_data(chosen, **{**how, "folder": None}).identity()
     picture(99).save(tmp_path / "set" / "test" / "a" / "1.png")
     chosen = chosen.model_copy(update={"root": str(tmp_path / "another cache")})
-    with pytest.raises(GreedyNASError, match="the test images are others"):
+    with pytest.raises(GreedyNASError, match="the test images have changed"):
         open_data(chosen, **how)
 
 
-def test_a_run_of_the_version_before_goes_on_and_gets_a_manifest(tmp_path):
+def test_a_run_of_the_previous_version_is_resumed_and_gets_a_manifest(tmp_path):
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     chosen, how = begin(tmp_path / "photos", tmp_path / "run")
     data = open_data(chosen, **how)
@@ -525,6 +525,15 @@ def test_a_run_of_the_version_before_goes_on_and_gets_a_manifest(tmp_path):
     with Run.open(tmp_path / "run") as run:
         run.check_data(data)
     assert read_manifest(tmp_path / "run").digest() == data.identity()["digest"]
+
+
+def test_a_lost_manifest_is_reported(run_cli, home, place):
+    (place / "run" / FILE).unlink()
+    code, _, err = run_cli("train", home / "tiny.yaml", "--data", place / "photos", "--out", place / "run")
+    assert code == 0
+    assert err.startswith(f"warning: {place / 'run' / FILE} is missing")
+    assert err.count("\n") == 1
+    assert read_manifest(place / "run") is not None
 
 
 @pytest.mark.parametrize(
@@ -542,20 +551,20 @@ def test_a_damaged_manifest_is_one_line(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
-def test_a_manifest_that_does_not_fit_its_digest_is_damaged(tmp_path):
-    """A flipped bit in it is not taken for a change of the images."""
+def test_a_manifest_that_does_not_match_its_digest_is_damaged(tmp_path):
+    """Check that a flipped bit in the manifest is not reported as a change of the images."""
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     begin(tmp_path / "photos", tmp_path / "run")
     file = tmp_path / "run" / FILE
     text = file.read_text()
     for old, new in (('"set": "val"', '"set": "train"'), ("a/3.png", "a/8.pnh"), ('"hash": "', '"hash": "0')):
         file.write_text(text.replace(old, new, 1))
-        with pytest.raises(GreedyNASError, match=r"data\.jsonl is damaged .*its content does not fit its digest"):
+        with pytest.raises(GreedyNASError, match=r"data\.jsonl is damaged .*its content does not match its digest"):
             read_manifest(tmp_path / "run")
 
 
-def test_images_that_are_decoded_here_alone_are_noticed(tmp_path):
-    """Another version of Pillow, or other permissions, may skip what the run was trained on."""
+def test_different_sets_of_decodable_images_are_noticed(tmp_path):
+    """Check images that another version of Pillow, or other permissions, would skip."""
     paint(tmp_path / "photos", {"a": 12, "b": 12})
     (tmp_path / "photos" / "a" / "3.png").write_bytes(b"no image")
     chosen, how = begin(tmp_path / "photos", tmp_path / "run")
@@ -567,7 +576,7 @@ def test_images_that_are_decoded_here_alone_are_noticed(tmp_path):
         run.check_data(data)
 
 
-def test_names_that_are_no_utf8_are_carried(tmp_path):
+def test_names_that_are_not_utf8_are_stored(tmp_path):
     paint(tmp_path / "photos", {"a": 10, "b": 10})
     picture(1).save(os.fsdecode(os.fsencode(tmp_path / "photos" / "a") + b"/caf\xe9.png"))
     chosen, how = begin(tmp_path / "photos", tmp_path / "run")

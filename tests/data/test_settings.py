@@ -1,4 +1,4 @@
-"""A run directory of somebody else writes nothing outside of itself and fetches nothing."""
+"""An untrusted run directory causes no writes outside of itself and no downloads."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from greedynas import GreedyNASError
-from greedynas.data.settings import DataSettings, Told, stored_settings
+from greedynas.data.settings import DataOptions, DataSettings, stored_settings
 from greedynas.jobs.resolving import load_config
 from greedynas.stages.run import read_run_config
 from tests.fuzz.kinds import make_run
@@ -20,14 +20,14 @@ def base(photos, tmp_path_factory):
     from tests.fuzz.make_corpus import call
 
     def run_cli(*command):
-        code, told = call([str(part) for part in command])
-        return code, "", told
+        code, output = call([str(part) for part in command])
+        return code, "", output
 
     return make_run(tmp_path_factory.mktemp("fetching"), photos, run_cli)
 
 
 def forged(base, tmp_path, **data):
-    """The run with other settings for its images, as somebody else may have packed it."""
+    """Create a run with changed settings for its images, like one from an untrusted source."""
     run = shutil.copytree(base, tmp_path / "run")
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["data"] |= data
@@ -55,7 +55,7 @@ COMMANDS = {
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Whatever wants to fetch something is noticed."""
+    """Record all attempts to use the network."""
     asked = []
 
     def fetch(*arguments, **_):
@@ -68,7 +68,7 @@ def no_network(monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_directory_cannot_make_us_download(base, run_cli, tmp_path, monkeypatch, no_network, command):
+def test_a_run_directory_cannot_cause_downloads(base, run_cli, tmp_path, monkeypatch, no_network, command):
     elsewhere = tmp_path / "elsewhere" / "deep"
     run = forged(base, tmp_path, source="torch/cifar10", root=str(elsewhere), download=True)
     if command == "auto":
@@ -77,52 +77,52 @@ def test_a_run_directory_cannot_make_us_download(base, run_cli, tmp_path, monkey
         (run / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
     before = content(tmp_path)
-    code, _, told = run_cli(*(part.replace("{run}", str(run)) for part in COMMANDS[command]))
-    assert (code, told.count("\n")) == (2, 1), told
-    assert "torch/cifar10" in told
+    code, _, output = run_cli(*(part.replace("{run}", str(run)) for part in COMMANDS[command]))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "torch/cifar10" in output
     assert no_network == []
     assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize("command", ["search", "retrain", "export", "study", "methods", "plan"])
 @pytest.mark.parametrize("source", ["hfds/somebody/something", "tfds/mnist", "torch/imagenet"])
-def test_sets_that_are_fetched_by_their_packages_are_not(base, run_cli, tmp_path, monkeypatch, source, command):
+def test_sets_that_their_packages_would_fetch_are_refused(base, run_cli, tmp_path, monkeypatch, source, command):
     run = forged(base, tmp_path, source=source, root=str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     before = content(tmp_path)
-    code, _, told = run_cli(*(part.replace("{run}", str(run)) for part in COMMANDS[command]))
-    assert (code, told.count("\n")) == (2, 1), told
-    assert f"add --data {source} --data-root {tmp_path / 'elsewhere'} to the command" in told
+    code, _, output = run_cli(*(part.replace("{run}", str(run)) for part in COMMANDS[command]))
+    assert (code, output.count("\n")) == (2, 1), output
+    assert f"add --data {source} --data-root {tmp_path / 'elsewhere'} to the command" in output
     assert content(tmp_path) == before
 
 
-def test_the_command_line_may_name_them(tmp_path):
-    def stored(told, **data):
-        return stored_settings(DataSettings(**data), told, "run")
+def test_the_command_line_may_name_such_sets(tmp_path):
+    def stored(options, **data):
+        return stored_settings(DataSettings(**data), options, "run")
 
     hugging = {"source": "hfds/a/b", "root": "there"}
-    assert stored(Told("hfds/a/b", "there"), **hugging).root == "there"
-    assert stored(Told("hfds/a/b"), source="hfds/a/b").source == "hfds/a/b"
-    for told in (Told(), Told("hfds/a/b"), Told(root="there")):
+    assert stored(DataOptions("hfds/a/b", "there"), **hugging).root == "there"
+    assert stored(DataOptions("hfds/a/b"), source="hfds/a/b").source == "hfds/a/b"
+    for options in (DataOptions(), DataOptions("hfds/a/b"), DataOptions(root="there")):
         with pytest.raises(GreedyNASError, match="add --data hfds/a/b --data-root there"):
-            stored(told, **hugging)
-    assert stored(Told("torch/cifar10", None, True), source="torch/cifar10").download
+            stored(options, **hugging)
+    assert stored(DataOptions("torch/cifar10", None, True), source="torch/cifar10").download
     with pytest.raises(GreedyNASError, match="add --data torch/cifar10 --data-root there"):
-        stored(Told("torch/cifar10", None, True), source="torch/cifar10", root="there")
-    # What is only read needs no permission.
+        stored(DataOptions("torch/cifar10", None, True), source="torch/cifar10", root="there")
+    # Sets that are only read need no permission.
     for source in ("photos/", "torch/cifar10", "wds/x", "fashion"):
-        assert not stored(Told(), source=source, root="there", download=True).download
+        assert not stored(DataOptions(), source=source, root="there", download=True).download
     (tmp_path / "train").mkdir()
     (tmp_path / "meta.bin").touch()
-    assert stored(Told(), source="torch/imagenet", root=str(tmp_path)).root == str(tmp_path)
+    assert stored(DataOptions(), source="torch/imagenet", root=str(tmp_path)).root == str(tmp_path)
 
 
-def test_a_download_is_asked_for_by_the_command_that_trains(base, run_cli, tmp_path, monkeypatch, no_network):
+def test_a_download_needs_the_option_of_the_command_that_trains(base, run_cli, tmp_path, monkeypatch, no_network):
     monkeypatch.chdir(tmp_path)
     command = ["train", base.parent / "tiny.yaml", "--data", "torch/cifar10", "--out", tmp_path / "run"]
-    code, _, told = run_cli(*command, "--set", "data.download=true")
+    code, _, output = run_cli(*command, "--set", "data.download=true")
     assert code == 2
-    assert no_network != [], told
+    assert no_network != [], output
     run = forged(base, tmp_path, source="torch/cifar10", download=True)
     assert not read_run_config(run).data.download
     assert not load_config(run / "config.yaml").data.download
@@ -131,27 +131,27 @@ def test_a_download_is_asked_for_by_the_command_that_trains(base, run_cli, tmp_p
     assert load_config(run / "config.yaml", {"data.download": True, "data.source": "torch/cifar10"}).data.download
 
 
-def test_images_that_were_moved_can_be_named(base, photos, run_cli, tmp_path):
+def test_moved_images_can_be_named(base, photos, run_cli, tmp_path):
     moved = shutil.copytree(photos, tmp_path / "moved")
     run = forged(base, tmp_path, source=str(tmp_path / "gone"))
     assert run_cli("search", run, "--flops", "50K")[0] == 2
-    code, _, told = run_cli("search", run, "--flops", "50K", "--data", moved)
-    assert code == 0, told
+    code, _, output = run_cli("search", run, "--flops", "50K", "--data", moved)
+    assert code == 0, output
 
 
 def test_a_study_does_not_follow_links_out_of_the_run(base, run_cli, tmp_path):
     run = shutil.copytree(base, tmp_path / "run")
     (tmp_path / "elsewhere").mkdir()
     (run / "studies").symlink_to(tmp_path / "elsewhere")
-    code, _, told = run_cli("study", "ranking", run, "--paths", "30", "--jobs", "1")
-    assert (code, told.count("\n")) == (2, 1), told
-    assert "is a link out of the run directory" in told
+    code, _, output = run_cli("study", "ranking", run, "--paths", "30", "--jobs", "1")
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "is a link out of the run directory" in output
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_teacher_is_a_network_of_the_run(base, run_cli, tmp_path):
     run = shutil.copytree(base, tmp_path / "run")
     for name in ("..", "../../secret", "/etc", "\x00", "a/b"):
-        code, _, told = run_cli("retrain", run, "--name", "again", "--teacher", name)
-        assert (code, told.count("\n")) == (2, 1), told
+        code, _, output = run_cli("retrain", run, "--name", "again", "--teacher", name)
+        assert (code, output.count("\n")) == (2, 1), output
     assert not (Path(run).parent / "secret").exists()

@@ -23,7 +23,7 @@ def idx(array):
     return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def test_a_torchvision_set_by_name(tmp_path):
+def test_a_torchvision_set_is_read_by_name(tmp_path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def test_a_torchvision_set_by_name(tmp_path):
 
 
 def test_a_colour_set_of_torchvision(tmp_path):
-    """CIFAR-10's files as torchvision reads them; by its name it insists on the checksums of the originals."""
+    """Read files in CIFAR-10's format without its name, for which torchvision checks the checksums of the originals."""
     from torchvision.datasets import CIFAR10
 
     class Unchecked(CIFAR10):
@@ -66,12 +66,12 @@ def test_a_colour_set_of_torchvision(tmp_path):
     source = _from_torchvision(Unchecked(str(tmp_path), train=True))
     assert source.class_names == ["airplane", "automobile"]
     assert (source.ready(np.array([3, 5]), 32, 3) == images[[3, 5]].transpose(0, 2, 3, 1)).all()
-    assert source.ready(np.array([3]), 32, 1) is None  # to be converted to grey
+    assert source.ready(np.array([3]), 32, 1) is None  # it has to be converted to grey
     assert (np.asarray(source.image(7)) == images[7].transpose(1, 2, 0)).all()
     assert source.labels.tolist() == [0, 1] * 10
 
 
-def test_webdataset_shards(tmp_path):
+def test_webdataset_shards_are_read(tmp_path):
     pytest.importorskip("webdataset")
     for name, samples in (("x-train-0", range(20)), ("x-train-1", range(20, 40)), ("x-val-0", range(35, 45))):
         write_shard(tmp_path / f"{name}.tar", samples)
@@ -89,7 +89,7 @@ def test_webdataset_shards(tmp_path):
         opened("wds/x", 8, 3, root=str(tmp_path), memory_gb=1e-6)
 
 
-def test_hugging_face_sets(tmp_path):
+def test_hugging_face_sets_are_read(tmp_path):
     pytest.importorskip("datasets")
     paint(tmp_path / "set" / "train", {"a": 10, "b": 10})
     paint(tmp_path / "set" / "test", {"a": 3, "b": 3}, first=1)
@@ -105,7 +105,7 @@ def test_hugging_face_sets(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("torch/cifar10", "cannot read torch/cifar10 in .*not found.*; set data.root to where it is, or data.download"),
+        ("torch/cifar10", "cannot read torch/cifar10 in .*not found.*; name its folder with .* \\(--data-root after"),
         ("torch/mnist", "cannot read torch/mnist in .*not found"),
         ("torch/imagenet", "cannot read torch/imagenet"),
         ("torch/cifar1", "unknown torchvision data set 'torch/cifar1' .did you mean 'torch/cifar10'.*"),
@@ -137,7 +137,7 @@ def folder_problems():
     yield "no images in", lambda root: (root / "train" / "a").mkdir(parents=True)
     yield "no images in", lambda root: None
     yield "no images of class c in", lambda root: (paint(root, {"a": 5, "b": 5}), (root / "c").mkdir())
-    yield "at least two classes are needed, there is only a", lambda root: paint(root, {"a": 9})
+    yield "at least two classes are needed, but the data has a", lambda root: paint(root, {"a": 9})
     yield "not in class folders", lambda root: picture(0).save(root / "a.png")
     yield "not in class folders", lambda root: ((root / "train").mkdir(), picture(0).save(root / "train" / "a.png"))
     yield "class 'b' has too few images .2.: at least 3", lambda root: paint(root, {"a": 9, "b": 2})
@@ -203,7 +203,7 @@ def test_other_numbers_of_channels_are_refused():
 
 
 def test_the_sample_can_be_made_again(tmp_path, monkeypatch):
-    """The tool on a small stand-in for the original files."""
+    """Run the tool on a small stand-in for the original files."""
     for prefix, n in (("train", 9000), ("t10k", 2500)):
         labels = (np.arange(n) % 10).astype(np.uint8)
         images = np.broadcast_to((np.arange(n) % 251).astype(np.uint8)[:, None, None], (n, 28, 28))

@@ -11,7 +11,7 @@ from tests.helpers.pictures import opened, paint, picture
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photographs_are_turned_upright(kind, orientation):
+def test_photographs_are_rotated_upright(kind, orientation):
     image = picture(0, (40, 24))
     turned = to_channels(exif_saved(image, orientation, kind), 3)
     expected = ImageOps.exif_transpose(exif_saved(image, orientation, kind))
@@ -25,7 +25,7 @@ def test_photographs_are_turned_upright(kind, orientation):
     assert abs(random_crop(exif_saved(image, orientation, kind), 3, 24, numbers, 1.0) - upright).max() <= 1
 
 
-def test_orientation_six_means_a_quarter_to_the_right():
+def test_orientation_six_is_a_quarter_turn_to_the_right():
     image = Image.new("RGB", (2, 1), "red")
     image.putpixel((1, 0), (0, 0, 255))
     turned = to_channels(exif_saved(image, 6, "PNG"), 3)
@@ -33,7 +33,7 @@ def test_orientation_six_means_a_quarter_to_the_right():
 
 
 def transparent(mode):
-    """Half-transparent black on the left, opaque black on the right."""
+    """Return an image with half-transparent black on the left and opaque black on the right."""
     image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
     image.putpixel((0, 0), (0, 0, 0, 127))
     return image if mode == "RGBA" else image.convert("LA").convert(mode)
@@ -72,7 +72,7 @@ ODD = {  # image, expected RGB of its first and last pixel
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_modes(name):
+def test_unusual_modes_are_converted(name):
     image, (first, last) = ODD[name]
     for channels, mode in ((1, "L"), (3, "RGB")):
         converted = np.asarray(to_channels(image.copy(), channels)).reshape(-1, channels).astype(int)
@@ -86,7 +86,7 @@ def test_odd_modes(name):
     [("CMYK", "JPEG"), ("L", "JPEG"), ("P", "PNG"), ("P", "GIF"), ("LA", "PNG"), ("RGBA", "WEBP"), ("1", "PNG"),
      ("1", "TIFF"), ("CMYK", "TIFF"), ("I;16", "PNG"), ("I;16", "TIFF"), ("F", "TIFF"), ("RGBA", "TIFF"), ("P", "BMP")],
 )  # fmt: skip
-def test_odd_files_are_read(tmp_path, mode, kind):
+def test_unusual_files_are_read(tmp_path, mode, kind):
     paint(tmp_path, {"a": 4, "b": 4})
     grey = picture(3, (30, 20), "L")
     wide = {"I;16": Image.fromarray(np.asarray(grey).astype(np.uint16) * 257), "F": grey.convert("F")}
@@ -99,13 +99,13 @@ def test_odd_files_are_read(tmp_path, mode, kind):
     with Image.open(tmp_path / "a" / f"0.{kind.lower()}") as read:
         decoded = square(read, 1, 20)[..., 0].astype(int)
     expected = square(grey, 1, 20)[..., 0]
-    if mode == "1":  # black and white dots that make the same grey
+    if mode == "1":  # black and white dots with the same mean grey
         decoded, expected = decoded.mean(), expected.mean()
     assert np.mean(abs(decoded - expected)) < 4
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (2, 7), (500, 3), (37, 41), (300, 200)])
-def test_odd_sizes(size):
+def test_unusual_sizes_are_resized(size):
     image = picture(0, size)
     assert square(image, 3, 32).shape == (32, 32, 3)
     assert square(image, 1, 32).shape == (32, 32, 1)
@@ -118,10 +118,10 @@ def test_a_square_is_the_centre():
     image.paste("blue", (10, 0, 20, 10))
     assert (square(image, 3, 10) == [0, 0, 255]).all()
     turned = square(image.transpose(Image.Transpose.ROTATE_90), 3, 5)
-    assert (turned[1:-1] == [0, 0, 255]).all()  # at the edge, neighbours outside of the square count in
+    assert (turned[1:-1] == [0, 0, 255]).all()  # at the edge, neighbours outside of the square have an effect
 
 
-def test_large_jpegs_are_shrunk_while_decoding_without_harm():
+def test_large_jpegs_are_shrunk_on_decoding_without_visible_loss():
     file = io.BytesIO()
     picture(1, (1600, 1200)).save(file, "JPEG", quality=95)
     fast = Image.open(io.BytesIO(file.getvalue()))

@@ -19,7 +19,7 @@ from tests.helpers.pictures import large_png, opened, paint, picture, spoil
 
 
 def bomb():
-    """A PNG that says it has 3.6 billion pixels."""
+    """Return a PNG whose header says that it has 3.6 billion pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -44,7 +44,7 @@ def test_unreadable_files_are_named_and_skipped_or_refused(tmp_path):
     assert len(skipped) == 4
     for file, why in zip(bad, ("truncated", "no image", "no image", "decompression bomb"), strict=True):
         assert any(str(file) in note and why in note for note in skipped)
-    assert len(data.test()) == 5  # found only now: test images are not decoded before
+    assert len(data.test()) == 5  # the broken one is found only now, when test images are decoded
     assert str(tmp_path / "test" / "a" / "0.png") in data.notes[-2]
     with pytest.raises(GreedyNASError, match=r"cannot read .*0.png: .*; repair or remove it, or set data.unreadable"):
         opened(tmp_path, 8, 3, unreadable="refuse")
@@ -125,8 +125,11 @@ for side, depth, colour, how in json.loads(sys.argv[1]):
 
 
 def test_decoding_takes_little_memory(tmp_path):
-    """Each picture in a process of its own: those that fit take little more than the picture and its conversion to RGB (16
-    bits took thirteen times the picture, in float64), those that do not are refused by their headers."""
+    """Decode each picture in a process of its own and compare the memory.
+
+    Pictures that fit need little more than themselves and their conversion to RGB (16 bits needed thirteen times the
+    picture, in float64); others are refused by their headers.
+    """
     fitting = [(5000, 16, 0, "square"), (5000, 16, 0, "crop"), (3000, 8, 6, "square")]
     too_large = [(12_000, 16, 0, "square"), (8_200, 8, 2, "crop")]
     command = [sys.executable, "-c", PEAK, json.dumps(fitting + too_large)]
@@ -153,7 +156,7 @@ def test_a_picture_that_is_too_large_is_skipped_and_named(tmp_path):
 
 
 def test_a_progressive_jpeg_keeps_all_its_coefficients(monkeypatch):
-    """However small it becomes while it is decoded."""
+    """Check that the size on decoding does not matter."""
     monkeypatch.setattr(transforms, "MAX_DECODED", 400_000)
     for progressive, subsampling, fits in ((False, 0, True), (True, 0, False), (True, 2, True)):
         file = io.BytesIO()

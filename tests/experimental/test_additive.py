@@ -11,7 +11,7 @@ from tests.helpers.strategies import paths_of, spaces
 
 @st.composite
 def scored(draw):
-    """Paths of a space, and a number for each."""
+    """Draw paths of a space and a number for each."""
     space = draw(spaces())
     paths = draw(st.lists(paths_of(space), min_size=1, max_size=20, unique=True))
     values = draw(st.lists(st.floats(0, 1), min_size=len(paths), max_size=len(paths)))
@@ -19,7 +19,7 @@ def scored(draw):
 
 
 @given(scored(), st.integers(0, 2**31))
-def test_a_sum_over_the_ops_is_fitted_exactly(example, seed):
+def test_the_model_fits_a_sum_over_ops_exactly(example, seed):
     space, paths, _ = example
     rng = np.random.default_rng(seed)
     worth = [rng.random(count) for count in space.num_ops]
@@ -34,26 +34,26 @@ def test_a_score_lies_between_the_accuracy_and_the_model(example, share):
     model, score = additive_model(paths, values), Blended(share)(paths, values)
     assert (score >= np.minimum(values, model) - 1e-9).all()
     assert (score <= np.maximum(values, model) + 1e-9).all()
-    assert score.mean() == pytest.approx(values.mean())  # a fit with a constant moves no mean
+    assert score.mean() == pytest.approx(values.mean())  # a fit with a constant keeps the mean
     assert (Blended(0.0)(paths, values) == values).all()
     assert ((model - values) ** 2).sum() <= ((values.mean() - values) ** 2).sum() + 1e-9
 
 
 def test_equal_accuracies_stay_equal():
-    """A fit would make a ranking of rounding errors."""
+    """A fit would rank them by rounding errors."""
     paths = np.stack(np.unravel_index(np.arange(6561), [3] * 8), axis=1)
     assert np.ptp(Blended(0.5)(paths, np.full(6561, np.float32(0.1)))) == 0
 
 
 def test_fewer_paths_than_ops_are_not_smoothed():
-    """With nothing to learn from other paths, the score is the accuracy."""
+    """If nothing can be learned from other paths, the score is the accuracy."""
     paths, values = [(0, 0, 0), (1, 1, 1), (2, 2, 2)], np.array([0.3, 0.1, 0.2])
     assert Blended(0.5)(paths, values) == pytest.approx(values)
 
 
 @pytest.mark.parametrize("interactions", [0.0, 1.0])
-def test_what_is_noisy_ranks_better(interactions):
-    """Even where the truth is not additive, as long as it is mostly so."""
+def test_the_score_ranks_noisy_accuracies_better(interactions):
+    """This also holds if the truth is only mostly additive."""
     rng = np.random.default_rng(0)
     paths = np.stack(np.unravel_index(np.arange(6561), [3] * 8), axis=1)
     truth = paths @ rng.random(8) + interactions * 0.2 * (paths[:, :-1] * paths[:, 1:]).sum(1)

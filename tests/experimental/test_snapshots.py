@@ -1,4 +1,4 @@
-"""Paths evaluated on several supernets of one training (`experimental.snapshots`)."""
+"""Tests of `experimental.snapshots`: paths are evaluated on several supernets of one training."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.stages import search
 from greedynas.stages.run import Run
-from greedynas.stages.search import load_supernet
+from greedynas.stages.trained_supernet import load_supernet
 from greedynas.studies.supernets import load_trained, rank_paths
 from tests.helpers.snapshots import FOUR, PATHS, checkpoints, killed_and_resumed, plain_accuracies
 from tests.helpers.training import SETTINGS, recorded, same_tensors, snapshot, tiny_space, train
@@ -36,7 +36,7 @@ def run(data, tmp_path):
 
 
 def configured(snapshots=4, **settings):
-    """The settings of `run`, evaluated in full precision."""
+    """Return the settings of `run` with evaluation in full precision."""
     train, several = {**SETTINGS, "max_epochs": FOUR["max_epochs"], **settings}, {"snapshots": snapshots}
     fixed = {"name": "tiny", "space": tiny_space(), "device": "cpu", "eval_precision": "fp32"}
     return Config(**fixed, train=train, experimental=several)
@@ -47,7 +47,7 @@ def steps_of(config, data):
 
 
 @given(st.integers(1, 40), st.integers(1, 500), st.integers(0, 60), st.integers(1, 12))
-def test_snapshots_are_even_from_warmup_to_the_end(epochs, images, warmup, count):
+def test_snapshots_are_evenly_spaced_from_warm_up_to_the_end(epochs, images, warmup, count):
     settings = TrainSettings(**{**SETTINGS, "max_epochs": epochs, "warmup": warmup})
     schedule = Schedule(settings, images)
     steps = sorted(snapshot_steps(schedule, count))
@@ -69,7 +69,7 @@ def test_snapshots_are_taken_at_equal_distances_after_warm_up():
     assert snapshots(2, warmup=200) == []
 
 
-def test_the_checkpoints_of_these_steps_stay(data, run):
+def test_the_checkpoints_of_snapshots_are_kept(data, run):
     steps = len(data.train) // SETTINGS["batch_size"] * FOUR["max_epochs"]
     expected = sorted(steps_of(configured(), data))
     assert len(expected) == 3
@@ -83,8 +83,8 @@ def test_training_itself_does_not_change(data, run):
     assert same_tensors(plain.state_dict(), trained)
 
 
-def test_a_killed_training_keeps_the_same(data, run, tmp_path, monkeypatch):
-    """Killed between two snapshots, and after one that no later checkpoint follows."""
+def test_a_killed_training_keeps_the_same_snapshots(data, run, tmp_path, monkeypatch):
+    """It is killed between two snapshots, and right after one."""
     for stop_after in (checkpoints(run).keys() - {max(checkpoints(run))}) | {max(checkpoints(run)) - 1}:
         folder = tmp_path / f"killed-{stop_after}"
         killed_and_resumed(folder, data, stop_after, monkeypatch, **FOUR)
@@ -93,10 +93,10 @@ def test_a_killed_training_keeps_the_same(data, run, tmp_path, monkeypatch):
             assert same_tensors(read_checkpoint(file)[0], read_checkpoint(checkpoints(run)[step])[0])
 
 
-def test_search_and_studies_average_over_all_of_them(data, run):
+def test_search_and_studies_average_over_all_snapshots(data, run):
     each = [plain_accuracies(data, file) for file in checkpoints(run).values()]
     assert len(each) == 4
-    assert np.ptp(each, axis=0).max() > 0  # else nothing is tested
+    assert np.ptp(each, axis=0).max() > 0  # the snapshots must differ
     config = configured()
     with Run.open(run) as opened:
         opened.check_data(data)
@@ -112,11 +112,11 @@ def test_search_and_studies_average_over_all_of_them(data, run):
     result, _ = rank_paths(trained, PATHS)
     np.testing.assert_allclose(result.accuracies, np.mean(each, axis=0))
     assert result.images == 4 * len(PATHS) * len(data.val)
-    last = load_trained(run, config, data, list(checkpoints(run).values())[-1])  # a checkpoint by name is one supernet
+    last = load_trained(run, config, data, list(checkpoints(run).values())[-1])  # a named checkpoint is one supernet
     np.testing.assert_allclose(rank_paths(last, PATHS)[0].accuracies, each[-1])
 
 
-def test_a_damaged_one_is_named_and_passed_over(data, run, caplog):
+def test_a_damaged_snapshot_is_skipped_with_a_warning(data, run, caplog):
     files = list(checkpoints(run).values())
     files[1].write_bytes(files[1].read_bytes()[:-1])
     trained = load_trained(run, configured(), data)
@@ -126,7 +126,7 @@ def test_a_damaged_one_is_named_and_passed_over(data, run, caplog):
     np.testing.assert_allclose(rank_paths(trained, PATHS)[0].accuracies, expected)
 
 
-# Alpha 1 stops training at the end of the first epoch with a full pool, which is a snapshot's step.
+# With an alpha of 1, training stops at the end of the first epoch with a full pool, which is the step of a snapshot.
 STOPPED = {**FOUR, "stopping": True, "alpha": 1.0}
 
 
@@ -140,7 +140,7 @@ def test_a_training_that_stops_at_a_snapshot_counts_its_last_step_once(data, tmp
     result, _ = rank_paths(trained, PATHS)
     np.testing.assert_allclose(result.accuracies, expected)
     assert result.images == 2 * len(PATHS) * len(data.val)
-    # The search, from the same run
+    # The search in the same run
     limits = dict.fromkeys(("macs", "params", "latency_ms"), (None, None))
     few = ["population=2", "generations=1"]
     requests = search.make_requests(tmp_path / "run", limits, "random", (), True, None, few, None)
@@ -148,7 +148,7 @@ def test_a_training_that_stops_at_a_snapshot_counts_its_last_step_once(data, tmp
     assert (found["supernet_step"], found["supernets"]) == (max(files), 2)
 
 
-def test_the_last_whole_checkpoint_counts_once_where_the_newest_is_damaged(data, run):
+def test_the_last_complete_checkpoint_counts_once_if_the_newest_is_damaged(data, run):
     *earlier, newest = checkpoints(run).values()
     newest.write_bytes(newest.read_bytes()[:-1])
     trained = load_trained(run, configured(), data)
@@ -158,7 +158,7 @@ def test_the_last_whole_checkpoint_counts_once_where_the_newest_is_damaged(data,
 
 
 def test_two_checkpoints_of_a_step_count_once(data, run):
-    """A crash between the writing of a checkpoint and the removal of the one that it replaces leaves both."""
+    """A crash after writing a checkpoint and before removing the one that it replaces leaves both."""
     tensors, state = read_checkpoint(list(checkpoints(run).values())[1])
     before = len(load_trained(run, configured(), data).accuracies.earlier)
     twice = save_file(tensors, {"state": json.dumps({**state, "seconds": 12345.0})})
@@ -167,7 +167,7 @@ def test_two_checkpoints_of_a_step_count_once(data, run):
     assert len(load_trained(run, configured(), data).accuracies.earlier) == before == 3
 
 
-def test_the_plan_counts_them(data):
+def test_the_estimate_counts_snapshots(data):
     from types import SimpleNamespace
 
     pace = SimpleNamespace(evaluation=0.5)

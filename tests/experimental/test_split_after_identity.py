@@ -1,4 +1,4 @@
-"""`experimental.split_after_identity`: a layer has other weights where the layer before it is an identity."""
+"""Tests of `experimental.split_after_identity`: a layer has separate weights behind an identity."""
 
 import json
 
@@ -24,7 +24,7 @@ def parameters(net, layer, path):
     return {id(parameter) for parameter in net.blocks(path)[layer].parameters()}
 
 
-def test_an_identity_leads_to_other_weights_of_the_next_layer_alone():
+def test_an_identity_changes_the_weights_of_the_next_layer_only():
     net = SplitSupernet(tiny_space())
     assert [len(layer) for layer in net.layers] == [3, 6, 6, 6]
     behind = parameters(net, 1, (0, 1, 1, 1))
@@ -42,7 +42,7 @@ def test_an_identity_leads_to_other_weights_of_the_next_layer_alone():
     assert torch.equal(net(images, (1, 1, 1, 1)), before[1, 1, 1, 1])
 
 
-def test_layers_that_follow_no_identity_are_as_always():
+def test_layers_behind_other_ops_are_unchanged():
     net, plain = (kind(tiny_space(["MB2_K3", "MB3_K3_SE"])) for kind in (SplitSupernet, Supernet))
     assert net.state_dict().keys() == plain.state_dict().keys()
     assert net.places((1, 0, 0, 1)) == (1, 0, 0, 1)
@@ -57,7 +57,7 @@ def test_layers_that_follow_no_identity_are_as_always():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_run_from_training_to_a_network_with_the_supernets_weights(photos, tmp_path):
+def test_a_run_with_inherited_weights(photos, tmp_path):
     folder, quiet = tmp_path / "run", Console(quiet=True)
     data = {**DATA, "source": str(photos)}
     experimental = {"split_after_identity": True, "snapshots": 2}

@@ -10,11 +10,11 @@ from greedynas.runtime.errors import GreedyNASError
 from tests.helpers.interpreted import run_interpreted
 
 
-def test_blocks_in_the_interpreter():
+def test_blocks_run_in_the_interpreter():
     run_interpreted("tests/helpers/interpreted_engine.py")
 
 
-def test_plain_pytorch_on_the_cpu():
+def test_plain_pytorch_runs_on_the_cpu():
     block = MBConv(8, 8, 1, 3, 3, False, "relu")
     x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
@@ -23,7 +23,7 @@ def test_plain_pytorch_on_the_cpu():
 
 
 def test_blocks_need_no_triton():
-    """An installation for the CPU has none."""
+    """Check an installation for the CPU, which has no Triton."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
@@ -41,7 +41,7 @@ def test_modes():
         assert not engine.applies(x.contiguous(), norm)  # NCHW
         assert not engine.applies(x, torch.nn.BatchNorm2d(4, affine=False))
         assert not engine.applies(x, torch.nn.BatchNorm2d(4, momentum=None))
-        assert not engine.applies(x[:1, :, :1, :1], norm)  # one value a channel: BatchNorm refuses it
+        assert not engine.applies(x[:1, :, :1, :1], norm)  # one value per channel, which BatchNorm refuses
     with engine.using("off"):
         assert not engine.applies(x, norm)
     assert not engine.applies(x, norm)

@@ -1,7 +1,7 @@
-"""Triton's kernels in its interpreter. Triton has to be told before it is imported, hence the process of its own."""
+"""Triton's kernels in its interpreter, which must be chosen before Triton is imported: in another process."""
 
 from tests.helpers.interpreted import run_interpreted
 
 
-def test_kernels_in_the_interpreter():
+def test_kernels_run_in_the_interpreter():
     run_interpreted("tests/helpers/interpreted_kernels.py")

@@ -38,13 +38,13 @@ def test_shared_prefixes_equal_one_path_at_a_time(data):
     np.testing.assert_allclose(result.losses, [loss for loss, _ in expected], rtol=1e-6)
     np.testing.assert_allclose(result.accuracies, [accuracy for _, accuracy in expected])
     assert result.images == 7 * len(set(paths))
-    # Every distinct prefix once for each chunk of images.
+    # Every distinct prefix runs once for each chunk of images.
     prefixes = {path[: depth + 1] for path in paths for depth in range(len(path))}
     assert result.layers_run == chunks * len(prefixes)
     assert result.layers_plain == chunks * len(set(paths)) * len(space.layers)
 
 
-def test_blocks_really_run_once_for_each_prefix():
+def test_blocks_run_once_for_each_prefix():
     net = Supernet("macro")
     runs = []
     for layer in net.layers:
@@ -65,9 +65,9 @@ def test_ranking_all_of_macro_runs_under_a_fifth_of_the_layers():
 
 
 @pytest.mark.parametrize("bn", BN_MODES.names())
-def test_evaluation_leaves_everything_as_it_was(bn):
+def test_evaluation_leaves_the_network_unchanged(bn):
     net = with_lively_statistics(Supernet("macro")).train()
-    net.layers[0].eval()  # an odd mixture of modes must come back too
+    net.layers[0].eval()  # a mixture of modes must be restored too
     modes = [module.training for module in net.modules()]
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     storages = [tensor.data_ptr() for tensor in net.state_dict().values()]
@@ -82,8 +82,8 @@ def test_evaluation_leaves_everything_as_it_was(bn):
     assert all(norm.track_running_stats for norm in net.modules() if isinstance(norm, torch.nn.BatchNorm2d))
 
 
-def test_statistics_of_a_batch_depend_on_the_setting_alone():
-    """The same images in other chunks of memory must not change a result: the group is a setting."""
+def test_batch_statistics_depend_only_on_bn_images():
+    """Evaluating the images in other chunks must not change a result: only the setting groups images."""
     net = Supernet("fashion").double()
     images = torch.randn(12, 1, 28, 28, dtype=torch.float64)
     labels = torch.arange(12) % 10
@@ -99,8 +99,8 @@ def test_statistics_of_a_batch_depend_on_the_setting_alone():
     assert np.ptp(running) < 1e-9
 
 
-def test_correctness_by_image():
-    """Each image by itself, in the order of the images, in however many chunks they are evaluated."""
+def test_correct_predictions_are_returned_for_each_image():
+    """They are in the order of the images, whatever the number of chunks."""
     net = with_lively_statistics(Supernet("fashion", generator=torch.Generator().manual_seed(0)))
     paths = [(1,) * 7, (2,) * 7, (1,) * 7]
     images = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -141,7 +141,7 @@ def test_one_image_is_enough_with_running_statistics():
     assert evaluate_batches(net, [(1,) * 7], batches, "running").correct is None
 
 
-def test_precision_is_that_of_the_computation():
+def test_evaluation_computes_in_the_given_precision():
     net = with_lively_statistics(Supernet("fashion"))
     images, labels = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     losses = {
@@ -154,7 +154,7 @@ def test_precision_is_that_of_the_computation():
     assert losses["fp32"][0] != pytest.approx(losses["bf16"][0], rel=1e-6)
 
 
-def test_wrong_inputs():
+def test_invalid_arguments_are_refused():
     net, images, labels = Supernet("macro"), torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     with pytest.raises(GreedyNASError, match="empty"):
         evaluate_paths(net, [(0,) * 8], images[:0], labels[:0])
@@ -166,12 +166,12 @@ def test_wrong_inputs():
         evaluate_paths(net, [(0,) * 7], images, labels)
 
 
-def test_no_batches_are_an_empty_evaluation_set():
+def test_an_evaluation_without_batches_is_refused():
     with pytest.raises(GreedyNASError, match="the evaluation set is empty"):
         evaluate_batches(Supernet("fashion"), [(0,) * 7], [])
 
 
-def test_recalibration_reaches_the_head():
+def test_recalibration_includes_the_head():
     net = with_lively_statistics(Supernet("fashion", generator=torch.Generator().manual_seed(0)).double())
     assert any(isinstance(module, torch.nn.BatchNorm2d) for module in net.head.modules())
     generator = torch.Generator().manual_seed(0)
@@ -183,8 +183,8 @@ def test_recalibration_reaches_the_head():
 
 
 @pytest.mark.parametrize("counts", [(1, 3, 7, 11), (5, 6, 9, 13), (2, 30, 49, 200)])
-def test_a_net_that_always_gives_the_same_answer_has_the_same_balanced_accuracy_whichever_it_is(counts):
-    """Of equal accuracies the cheapest path is chosen, so the last digits matter."""
+def test_constant_predictions_have_the_same_balanced_accuracy_for_every_class(counts):
+    """The cheapest of several paths with equal accuracies is chosen, so the last digits matter."""
     net = Supernet(load_space("fashion").adapt(num_classes=4, image_size=8))
     labels = torch.repeat_interleave(torch.arange(4), torch.tensor(counts))
     accuracies = set()
@@ -200,10 +200,10 @@ def test_a_net_that_always_gives_the_same_answer_has_the_same_balanced_accuracy_
 
 
 def test_a_rank_without_paths_gets_the_results_of_the_others(monkeypatch):
-    """As the first of two ranks has them where there is one path."""
+    """With a single path, the first of two ranks has none."""
     monkeypatch.setattr(ranks, "share", lambda paths: paths[:0])
     monkeypatch.setattr(ranks, "largest", lambda number: max(number, 3))
-    monkeypatch.setattr(ranks, "gather_words", lambda word: [word, 21])
+    monkeypatch.setattr(ranks, "gather_values", lambda word: [word, 21])
     theirs = iter([np.array([0.7]), np.array([2 / 3]), np.array([[True, False, True]])])
     monkeypatch.setattr(ranks, "gather", lambda own: [own, next(theirs)])
     batches = [(torch.zeros(1, 1, 28, 28), torch.tensor([0]))] * 3
@@ -215,13 +215,13 @@ def test_a_rank_without_paths_gets_the_results_of_the_others(monkeypatch):
 
 
 class OnGPU(torch.Tensor):
-    """Says that it is on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     device = torch.device("cuda")
 
 
-def test_what_is_recorded_on_a_gpu_takes_no_weights(monkeypatch):
-    """A recording adds up the losses of several images, which weights would have to be applied to before."""
+def test_weighted_evaluation_on_a_gpu_is_not_recorded(monkeypatch):
+    """A recording adds up the losses of several images, and weights would have to be applied before."""
     net, path, labels = with_lively_statistics(Supernet("fashion")), [(1,) * 7], torch.arange(6)
     images = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     asked, recorded = [], "a recording"
@@ -242,11 +242,11 @@ def test_what_is_recorded_on_a_gpu_takes_no_weights(monkeypatch):
     assert asked == []
     assert evaluate(on_gpu) == (recorded, (net, path, [0], on_gpu, labels, None))
     assert asked == [(net, 1, on_gpu, labels, None, "running", "fp32")]
-    recorded = None  # where it does not pay yet
+    recorded = None  # while recording is not worthwhile
     torch.testing.assert_close(evaluate(on_gpu)[0].as_subclass(torch.Tensor), plain[0])
 
 
-def test_the_buffers_of_recalibration_are_told_and_thrown_away():
+def test_the_buffers_of_recalibration_are_yielded_and_discarded():
     net = Supernet("fashion")
     buffers = dict(net.named_buffers())
     with bn_mode(net, "recalibrate") as made:

@@ -47,7 +47,7 @@ def test_a_path_drawn_twice_counts_twice():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 0.8, 1.0])
-def test_epsilon_of_the_paths_come_from_the_pool(epsilon):
+def test_a_share_of_epsilon_of_the_paths_comes_from_the_pool(epsilon):
     pool = CandidatePool(5)
     for i in range(5):
         pool.update((2, 2, 2, 2, 2, 2, i % 3, i // 3), float(i))
@@ -56,7 +56,7 @@ def test_epsilon_of_the_paths_come_from_the_pool(epsilon):
     expected = epsilon + (1 - epsilon) * 5 / 6561
     assert stats.binomtest(from_pool, 4000, min(expected, 1)).pvalue > 0.001
     others = [path for path in paths if path not in pool]
-    if others:  # what is not from the pool is uniform in every layer
+    if others:  # paths that are not from the pool are uniform in every layer
         for layer in range(8):
             assert stats.chisquare(np.bincount([path[layer] for path in others], minlength=3)).pvalue > 1e-4
 
@@ -68,7 +68,7 @@ def test_without_a_pool_or_with_an_empty_one_paths_are_uniform(pool):
         assert stats.chisquare(np.bincount([path[layer] for path in paths], minlength=3)).pvalue > 1e-4
 
 
-def test_a_pool_is_not_sampled_from_unless_epsilon_says_so():
+def test_by_default_no_path_is_sampled_from_the_pool():
     pool = CandidatePool(1)
     pool.update((0,) * 8, 1.0)
     paths = sample_paths(MACRO, 50, np.random.default_rng(0), pool)
@@ -78,14 +78,14 @@ def test_a_pool_is_not_sampled_from_unless_epsilon_says_so():
 
 
 @pytest.mark.parametrize(("m", "k"), [(5, 6), (5, 0)])
-def test_impossible_numbers_of_paths_are_refused(m, k):
+def test_invalid_values_of_k_are_refused(m, k):
     with pytest.raises(GreedyNASError, match="k = "):
         filter_paths(MACRO, lambda paths: [0.0] * len(paths), m, k, np.random.default_rng(0))
 
 
-def test_of_several_ranks_the_first_decides_which_paths_are_kept(monkeypatch):
+def test_the_first_rank_decides_which_paths_are_kept(monkeypatch):
     """On two machines the same losses may differ in their last digits, and so may the order of paths."""
     own = Filtered(kept=[((0, 1), 0.5)], rejected=[((2, 0), 0.6)], evaluated=2)
-    first = ([[[2, 0], 0.59]], [[[0, 1], 0.61]])  # as it arrives: JSON has no tuples
+    first = ([[[2, 0], 0.59]], [[[0, 1], 0.61]])  # as received: JSON has no tuples
     monkeypatch.setattr(ranks, "broadcast", lambda value: first)
     assert own.agreed() == Filtered(kept=[((2, 0), 0.59)], rejected=[((0, 1), 0.61)], evaluated=2)

@@ -15,7 +15,7 @@ UPDATES = st.lists(st.tuples(PATHS, st.integers(0, 5).map(float) | st.floats(0, 
 
 
 @given(st.integers(1, 12), UPDATES)
-def test_equals_the_reference_step_by_step(size, updates):
+def test_the_pool_equals_the_reference_after_every_update(size, updates):
     pool, reference = CandidatePool(size), Reference(size)
     for path, loss in updates:
         pool.update(path, loss)
@@ -27,7 +27,7 @@ def test_equals_the_reference_step_by_step(size, updates):
         assert pool.full == (len(reference.entries) == size)
 
 
-def test_equals_the_reference_over_thousands_of_updates():
+def test_the_pool_equals_the_reference_over_thousands_of_updates():
     rng = np.random.default_rng(0)
     pool, reference = CandidatePool(50), Reference(50)
     for _ in range(5000):
@@ -38,7 +38,7 @@ def test_equals_the_reference_over_thousands_of_updates():
 
 
 @pytest.mark.timed
-def test_a_million_updates_in_a_few_seconds():
+def test_a_million_updates_take_a_few_seconds():
     rng = np.random.default_rng(0)
     paths = [tuple(path) for path in rng.integers(0, 7, (1_000_000, 5)).tolist()]
     losses = rng.random(1_000_000).tolist()
@@ -51,7 +51,7 @@ def test_a_million_updates_in_a_few_seconds():
 
 
 @given(st.integers(1, 8), UPDATES, UPDATES)
-def test_a_saved_pool_goes_on_as_if_it_had_never_been_saved(size, before, after):
+def test_a_restored_pool_behaves_like_the_original(size, before, after):
     pool = CandidatePool(size)
     for path, loss in before:
         pool.update(path, loss)
@@ -60,24 +60,24 @@ def test_a_saved_pool_goes_on_as_if_it_had_never_been_saved(size, before, after)
         pool.update(path, loss)
         copy.update(path, loss)
     assert copy.best() == pool.best()
-    assert list(copy) == list(pool)  # the order that draws depend on
+    assert list(copy) == list(pool)  # sampling depends on the order
     if len(pool):
         assert copy.sample(np.random.default_rng(0)) == pool.sample(np.random.default_rng(0))
 
 
-def test_a_saved_pool_knows_what_entered_last():
-    """Of equal losses the newest path leaves, also where the others entered before the pool was saved."""
+def test_a_restored_pool_knows_the_order_of_entry():
+    """The newest of several paths with equal losses is removed, also if the others entered before saving."""
     pool = CandidatePool(3)
     for i in range(3):
         pool.update((i,), 1.0)
     pool = CandidatePool.from_state(json.loads(json.dumps(pool.state())))
     pool.update((3,), 1.0)
     assert list(pool) == [(0,), (1,), (2,)]
-    pool.update((4,), 0.5)  # now the newest of the three that are left has to go
+    pool.update((4,), 0.5)  # removes the newest of the three with the worst loss
     assert list(pool) == [(0,), (1,), (4,)]
 
 
-def test_losses_that_are_updated_again_and_again_take_no_more_room():
+def test_repeated_updates_take_no_more_memory():
     pool, rng = CandidatePool(5), np.random.default_rng(0)
     for i in range(2000):
         pool.update((i % 5,), rng.random())
@@ -85,7 +85,7 @@ def test_losses_that_are_updated_again_and_again_take_no_more_room():
     assert len(pool._heap) < 100
 
 
-def test_the_best_paths_and_what_is_in_the_pool():
+def test_best_losses_and_membership():
     pool = CandidatePool(4)
     for i, loss in enumerate([3.0, 1.0, 2.0, 1.0]):
         pool.update((i,), loss)
@@ -119,6 +119,6 @@ def test_novelty_is_the_share_of_new_paths():
     assert alone.novelty([(0,)]) == 0
 
 
-def test_a_pool_has_room_for_at_least_one():
+def test_a_size_of_zero_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         CandidatePool(0)

@@ -10,11 +10,11 @@ from greedynas.greedy.state import TrainState
 from greedynas.greedy.stopping import update_novelty, why_stop
 
 
-def test_the_supplements_numbers():
+def test_the_numbers_of_the_supplement():
     assert round(supplement_corrected_images() / 1e6, 1) == 89.7
 
 
-def test_the_imagenet_presets_own_prediction():
+def test_the_prediction_for_the_imagenet_preset():
     schedule = Schedule(TrainSettings(), 1_231_167)
     assert schedule.steps_per_epoch == 1202
     assert schedule.warmup == 10_000
@@ -31,7 +31,7 @@ def test_learning_rate_is_a_cosine_over_max_epochs():
     assert 0 < schedule.lr(99) < 1e-4
 
 
-def test_learning_rate_ends_at_a_share_of_itself():
+def test_learning_rate_ends_at_a_share_of_the_initial_one():
     schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, lr=0.2, lr_end=0.5), 100)
     assert schedule.lr(0) == pytest.approx(0.2)
     assert schedule.lr(50) == pytest.approx(0.15)
@@ -62,7 +62,7 @@ def test_epsilon_rises_from_the_end_of_warm_up_to_the_last_step():
     assert off.epsilon(99) == 0
 
 
-def test_epsilon_where_few_steps_are_left_after_warm_up():
+def test_epsilon_with_few_steps_after_warm_up():
     def epsilon(warmup, step):
         return Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=warmup), 100).epsilon(step)
 
@@ -77,14 +77,14 @@ def test_an_epoch_has_at_least_one_step():
 
 
 def test_predicted_images_are_counted_step_by_step():
-    """By a loop over the steps that does what training does: the paths of a filtering last for k steps."""
-    for warmup, k, filtering in ((7, 3, True), (4, 3, True), (0, 1, False), (0.3, 4, True)):
+    """The expected numbers come from a loop over the steps; the paths of a filtering last for k steps."""
+    for warmup, k, filtering in ((7, 3, True), (4, 3, True), (0, 1, False), (9, 1, True), (0.3, 4, True)):
         settings = TrainSettings(
             max_epochs=4, batch_size=10, warmup=warmup, m=6, k=k, filtering=filtering,
             filter_images=20, bn="recalibrate", calibration_images=30,
         )  # fmt: skip
         schedule = Schedule(settings, 100)
-        filterings = [0]  # before each step
+        filterings = [0]  # counted before each step
         waiting = 0
         for step in range(40):
             due = schedule.filters(step) and waiting == 0
@@ -100,7 +100,7 @@ def test_predicted_images_are_counted_step_by_step():
         assert few.predicted_images() == (400, filterings[40] * paths * (20 + 100))
 
 
-def test_predicted_images_of_the_rivals():
+def test_predicted_images_of_uniform_and_fair_sampling():
     uniform, fair = (Schedule(TrainSettings(max_epochs=4, batch_size=10, sampler=s), 100) for s in ("uniform", "fair"))
     assert uniform.predicted_images(space=load_space("macro")) == (400, 0)
     assert fair.predicted_images(space=load_space("macro")) == (1200, 0)
@@ -108,21 +108,21 @@ def test_predicted_images_of_the_rivals():
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 8])
-def test_a_cost_of_exactly_so_many_epochs_pays_for_them(epochs):
+def test_the_exact_cost_of_some_epochs_allows_that_number(epochs):
     settings = TrainSettings(batch_size=10, sampler="uniform")
     assert epochs_within(settings, 100, epochs * 100, load_space("macro")) == epochs
     assert epochs_within(settings, 100, epochs * 100 - 1, load_space("macro")) == epochs - 1
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (17, 17), (0.25, 25), (0.0, 0), (1.0, 100)])
-def test_warm_up_as_steps_or_as_a_share(warmup, steps):
+def test_warm_up_is_given_in_steps_or_as_a_share(warmup, steps):
     schedule = Schedule(TrainSettings(max_epochs=10, batch_size=10, warmup=warmup), 100)
     assert schedule.warmup == steps
     assert not schedule.filters(steps - 1)
     assert schedule.filters(steps)
 
 
-def test_which_switches_need_losses():
+def test_switches_that_need_the_losses_of_paths():
     def filters(**settings):
         return Schedule(TrainSettings(warmup=0, **settings), 10_000).filters(0)
 
@@ -134,7 +134,7 @@ def test_which_switches_need_losses():
 
 
 def history(stopping=True):
-    """Pools of size 4 at the ends of epochs, with the epoch after which training stops."""
+    """Return the pools of size 4 at the ends of epochs, and the epoch after which training stops."""
     settings = TrainSettings(pool_size=5, alpha=0.2, stopping=stopping, max_epochs=6)
     pool = CandidatePool(5)
     state = TrainState(pool)
@@ -145,7 +145,7 @@ def history(stopping=True):
         [5, 6],
         [7],
         [8],
-    ]  # smaller losses as it goes: newcomers push others out
+    ]  # losses decrease, so new paths replace others
     stopped_at = None
     for epoch, names in enumerate(paths_by_epoch, 1):
         for name in names:

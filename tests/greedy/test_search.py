@@ -1,4 +1,4 @@
-"""What a search evaluates in which generation, from which stream, and what it counts."""
+"""Tests of the search: evaluated paths by generation, random streams, and counts."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def test_the_papers_search_evaluates_50_paths_in_each_of_20_generations(searcher
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-def test_a_search_step_by_step(searcher):
+def test_search_steps_yield_the_result_after_each_generation(searcher):
     def steps(seed=0, earlier=(), evaluate=smooth):
         return search_steps(Plan(make_task(MACRO, Budget()), (), 10, 3, seed), evaluate, searcher, earlier)
 
@@ -51,7 +51,7 @@ def test_a_search_step_by_step(searcher):
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-def test_every_generation_has_a_stream_of_its_own(searcher, monkeypatch):
+def test_every_generation_has_its_own_random_stream(searcher, monkeypatch):
     drawn, real = [], task.stream
     monkeypatch.setattr(task, "stream", lambda *key: drawn.append(key) or real(*key))
     search(MACRO, smooth, searcher=searcher, population_size=6, generations=4, seed=7)
@@ -59,7 +59,7 @@ def test_every_generation_has_a_stream_of_its_own(searcher, monkeypatch):
 
 
 class Counting(Task):
-    """Counts the paths that it finds to violate a limit."""
+    """Counts the paths that violate a limit."""
 
     violations = 0
 
@@ -89,14 +89,14 @@ def test_offspring_that_violate_a_limit_are_counted():
     assert all(before < after for before, after in pairwise(counts))
 
 
-def test_of_a_front_that_does_not_fit_the_most_accurate_survive():
-    """Five paths of which none is better in both: the more expensive, the more accurate."""
+def test_the_most_accurate_paths_of_the_last_front_survive():
+    """The front has five paths: the more expensive a path, the more accurate it is."""
     task = make_task(MACRO, Budget())
     paths = sorted(
         map(tuple, MACRO.sample(5, np.random.default_rng(0)).tolist()), key=lambda p: MACRO.costs([p]).macs[0]
     )
     front = [Found(path, accuracy, 0) for path, accuracy in zip(paths, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True)]
-    worse = Found((2,) * 8, 0.05, 0)  # behind all of them
+    worse = Found((2,) * 8, 0.05, 0)  # dominated by all of them
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]):
         candidates = [worse, *(front[i] for i in order)]
         assert sorted(entry.accuracy for entry in survivors(task, candidates, 3)) == [0.3, 0.4, 0.5]
@@ -104,7 +104,7 @@ def test_of_a_front_that_does_not_fit_the_most_accurate_survive():
         assert set(survivors(task, candidates, 6)) == {worse, *front}
 
 
-def test_in_a_front_of_three_the_one_in_the_middle_is_crowded():
+def test_the_middle_path_of_a_front_of_three_is_the_most_crowded():
     task = make_task(MACRO, Budget())
     paths = sorted(
         map(tuple, MACRO.sample(3, np.random.default_rng(0)).tolist()), key=lambda p: MACRO.costs([p]).macs[0]
@@ -116,14 +116,14 @@ def test_in_a_front_of_three_the_one_in_the_middle_is_crowded():
     assert np.isinf(evolution._individuals(task, front[:2]).get("crowding")).all()
 
 
-def test_random_search_violates_nothing_and_knows_no_pool():
+def test_random_search_keeps_all_limits_and_ignores_the_pool():
     result = search(MACRO, smooth, Budget(max_macs=45_000_000), searcher="random", generations=2)
     assert (result.rejected, result.from_pool) == (0, 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_offspring_of_a_small_population_descend_from_it(size):
-    """Of one parent alone, mutation changes about one op in twelve; of a random path two in three are other ones."""
+    """With a single parent, mutation changes about one op in twelve; in a random path two ops in three differ."""
     task, parent = make_task(MACRO, Budget()), (1,) * 8
     offspring = []
     for seed in range(20):

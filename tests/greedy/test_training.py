@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from greedynas import CandidatePool, GreedyNASError, compact
-from greedynas.greedy import training
+from greedynas.greedy import ratio
 from greedynas.greedy.filtering import filter_paths
 from greedynas.greedy.samplers import greedy
 from greedynas.greedy.samplers.fair import fair_paths
@@ -49,11 +49,11 @@ ONE_PATH = tiny_space(["MB2_K3"])
 
 
 class Watch:
-    """What a training does, seen from outside. Copies of the net's modules (the ratio is measured on one) do not count."""
+    """Observes a training from outside. Copies of the net's modules do not count (the ratio is measured on one)."""
 
     def __init__(self, net, monkeypatch=None):
-        self.paths, self.batches = [], []  # of every forward pass in training
-        self.filter_images = []  # what the stem sees of every filtering
+        self.paths, self.batches = [], []  # for every forward pass in training
+        self.filter_images = []  # input of the stem in every filtering
         self.evaluated = 0  # logits of filterings
         self.blocks = []  # (layer, op) run in training
         self.filterings = []  # (pool, epsilon, outcome, steps done before)
@@ -84,8 +84,8 @@ class Watch:
             self.blocks.append(at)
 
     def _filter_paths(self, function):
-        def watched(space, evaluate, m, k, rng, pool, epsilon):
-            outcome = function(space, evaluate, m, k, rng, pool, epsilon)
+        def watched(space, evaluate, m, k, rng, pool, epsilon, explore):
+            outcome = function(space, evaluate, m, k, rng, pool, epsilon, explore)
             assert (len(outcome.kept), len(outcome.kept) + len(outcome.rejected)) == (k, m)
             self.filterings.append((pool, epsilon, outcome, len(self.paths)))
             return outcome
@@ -94,17 +94,17 @@ class Watch:
 
 
 def filtered(net, data, settings, seed=0, draws=0, precision="fp32"):
-    """Algorithm 1 on validation images, as training does it."""
+    """Run Algorithm 1 on validation images as training does, and return the outcome."""
     state = TrainState(CandidatePool(6), draws=draws)
     losses = FilterLosses(net, data, settings, seed, state, precision)
     return filter_paths(net.space, losses, settings.m, settings.k, stream(seed, "paths", draws))
 
 
-# Filtering does not disturb training
+# Filtering does not affect training
 
 
 @pytest.mark.parametrize("bn", BN_MODES.names())
-def test_filtering_changes_nothing(data, bn):
+def test_filtering_changes_no_weights_and_no_random_state(data, bn):
     net = with_lively_statistics(new_net()).train()
     settings = TrainSettings(**{**SETTINGS, "bn": bn})
     optimizer = supernet_optimizer(net, settings)
@@ -132,7 +132,7 @@ def test_with_a_single_path_greedy_and_uniform_training_end_with_the_same_weight
     greedy, state = train(data, ONE_PATH, bn=bn, warmup=1, pool_size=2)
     uniform, _ = train(data, ONE_PATH, sampler="uniform")
     each = 6 + (16 if bn == "recalibrate" else 0)  # calibration images are evaluated too
-    assert state.evaluation_images == 6 * each  # of 11 steps after warm-up: six filterings of one distinct path
+    assert state.evaluation_images == 6 * each  # 11 steps after warm-up need six filterings of one distinct path
     assert same_tensors(greedy.state_dict(), uniform.state_dict())
 
 
@@ -171,11 +171,11 @@ def test_all_paths_of_a_filtering_are_ranked_on_the_same_images(data, bn):
     assert losses == sorted(losses)
     if bn == "recalibrate":
         assert len(calibration[0]) == 16
-        labels_of(calibration[0], data.train)  # training images, and no others
+        labels_of(calibration[0], data.train)  # only training images
 
 
 def labels_of(images, image_set):
-    """The labels of these images, found by looking for each among all of the set."""
+    """Return the labels of some images, found by comparing each with all images of the set."""
     pictures, labels = image_set.eval_batch()
     places = [torch.where((pictures == image).all((1, 2, 3)))[0].tolist() for image in images]
     assert all(len(place) == 1 for place in places)
@@ -194,7 +194,7 @@ def test_every_filtering_has_new_class_balanced_images(data):
     assert len(drawn) == 10
 
 
-def test_a_path_without_a_finite_loss_is_the_worst(data, tmp_path):
+def test_a_path_without_a_finite_loss_ranks_last(data, tmp_path):
     net = new_net(tiny_space(["ID", "MB2_K3"], repeat=1))
     broken = net.layers[0][1]
     for parameter in broken.parameters():
@@ -232,7 +232,7 @@ def test_algorithm_2(data, monkeypatch):
     assert len(set(watch.paths[:5])) > 1
 
 
-def test_the_pool_follows_the_filterings(data, monkeypatch):
+def test_the_pool_is_updated_after_every_filtering(data, monkeypatch):
     net = new_net()
     watch = Watch(net, monkeypatch)
     _, state = train(data, net=net, warmup=2, max_epochs=8, pool_size=4, epsilon=0.3)
@@ -244,7 +244,7 @@ def test_the_pool_follows_the_filterings(data, monkeypatch):
     assert dict(state.pool.best()) == dict(reference.entries)
 
 
-def test_what_greedy_training_draws_depends_on_the_seed(data):
+def test_the_paths_of_greedy_training_depend_on_the_seed(data):
     def trained(seed):
         net = new_net()
         watch = Watch(net)
@@ -253,7 +253,7 @@ def test_what_greedy_training_draws_depends_on_the_seed(data):
 
     (paths, weights), (again, same_weights), (others, _) = trained(3), trained(3), trained(4)
     assert paths == again
-    assert paths[:4] != others[:4]  # of warm-up
+    assert paths[:4] != others[:4]  # during warm-up
     assert sorted(paths[4:]) != sorted(others[4:])
     assert same_tensors(weights, same_weights)
 
@@ -341,7 +341,7 @@ def test_training_stops_at_the_end_of_the_epoch_where_the_pool_is_steady(data, t
     assert [row["pool_size"] for row in whole["epoch"]] == [len(end) for end in ends[1:]]
 
     full = next(i for i, pi in enumerate(novelties) if pi is not None)
-    assert full >= 2  # epochs passed in which the pool was empty or not full
+    assert full >= 2  # there were epochs in which the pool was empty or not full
     later = next(pi for pi in novelties[full + 1 :] if pi < novelties[full])
     for alpha in (1.0, later):
         _, state, rows = recorded(tmp_path / str(alpha), data, stopping=True, alpha=alpha, **history)
@@ -349,7 +349,7 @@ def test_training_stops_at_the_end_of_the_epoch_where_the_pool_is_steady(data, t
         assert (state.epoch, state.step) == (epoch + 1, 4 * (epoch + 1))
         assert "the pool is steady" in state.stopped
         assert [row["stopped"] for row in rows["epoch"]] == [None] * epoch + [state.stopped]
-        # Up to there stopping changes nothing: the schedules go by max_epochs.
+        # Stopping changes nothing before that: the schedules depend on max_epochs.
         for kind in ("step", "filter"):
             assert without_wall_clock(rows[kind]) == without_wall_clock(whole[kind])[: len(rows[kind])]
     assert epoch > full
@@ -358,7 +358,7 @@ def test_training_stops_at_the_end_of_the_epoch_where_the_pool_is_steady(data, t
 # Optimization
 
 
-def test_blocks_with_a_residual_start_as_identities_if_asked():
+def test_residual_blocks_start_as_identities_with_zero_residuals():
     device, space = torch.device("cpu"), load_config("cifar10").space
     thin, rich = (1, 0, 2, 0, 0, 1, 0, 0), (1, 2, 2, 1, 2, 1, 1, 2)  # layers 1, 3 and 6 change the shape
     images = torch.randn(4, 3, space.image_size, space.image_size, generator=torch_stream(0, "images"))
@@ -371,7 +371,7 @@ def test_blocks_with_a_residual_start_as_identities_if_asked():
     assert not torch.equal(zero(images, thin), zero(images, rich))
 
 
-def test_weight_decay_is_on_everything_if_asked():
+def test_weight_decay_is_on_everything_with_decay_all():
     net = new_net()
     groups = supernet_optimizer(net, TrainSettings(weight_decay=0.3, decay_all=True)).param_groups
     assert [group["weight_decay"] for group in groups] == [0.3]
@@ -392,8 +392,8 @@ def test_weight_decay_is_not_on_batch_norm_and_biases():
     assert spared == 1 + 4 * 2  # the classifier's bias, and those of four squeeze-and-excites
 
 
-def test_two_updates_by_hand(data):
-    """SGD with Nesterov momentum, weight decay, cosine decay of the learning rate; nothing else."""
+def test_two_updates_equal_a_computation_by_hand(data):
+    """An update is SGD with Nesterov momentum, weight decay and cosine decay of the learning rate, and nothing else."""
     settings = {"sampler": "uniform", "batch_size": 21, "max_epochs": 1, "lr": 0.2, "weight_decay": 0.1}
     by_hand = new_net(ONE_PATH).double()
     velocity = [torch.zeros_like(parameter) for parameter in by_hand.parameters()]
@@ -443,8 +443,8 @@ def test_label_smoothing_and_class_weights_enter_the_loss(tmp_path, weights, smo
         assert abs(expected.item() - plain) > 1e-4
 
 
-def test_running_statistics_are_kept_up(data):
-    net = new_net().eval()  # whatever mode it comes in
+def test_running_statistics_are_updated(data):
+    net = new_net().eval()  # training switches the mode
     watch = Watch(net)
     train(data, net=net, bn="batch")
     tracked = net.stem[0].norm.num_batches_tracked
@@ -458,14 +458,14 @@ def test_running_statistics_are_kept_up(data):
                 assert (times > 0) == bool((norm.running_var != 1).any())
 
 
-# Accounting and telemetry
+# Counts and metrics
 
 
-def test_images_are_counted_as_by_hand(data, tmp_path, monkeypatch):
-    space = tiny_space(["ID", "MB2_K3"], repeat=1)  # four paths: of six drawn, some are the same
+def test_counted_images_equal_a_count_by_hand(data, tmp_path, monkeypatch):
+    space = tiny_space(["ID", "MB2_K3"], repeat=1)  # four paths, so that some of six drawn ones are the same
     net = new_net(space)
     watch = Watch(net, monkeypatch)
-    monkeypatch.setattr(training, "measure_ratio", lambda *_: 4.0)
+    monkeypatch.setattr(ratio, "measure_ratio", lambda *_: 4.0)
     _, state, rows = recorded(tmp_path, data, space, net=net, m=6, k=3, warmup=3, pool_size=4)
     assert len(watch.filterings) == 3
     distinct = [len({path for path, _ in outcome.kept + outcome.rejected}) for _, _, outcome, _ in watch.filterings]
@@ -489,7 +489,7 @@ def counted(row, step, optimization, evaluation):
     assert row["corrected_images"] == pytest.approx(optimization + evaluation / 3.33)
 
 
-def test_metrics_tell_what_happened(data, tmp_path, monkeypatch):
+def test_metrics_describe_the_training(data, tmp_path, monkeypatch):
     net = new_net()
     watch = Watch(net, monkeypatch)
     _, state, rows = recorded(tmp_path, data, net=net, max_epochs=6)
@@ -537,7 +537,7 @@ def test_losses_between_lines_of_metrics_are_averaged(data, tmp_path):
         assert row["loss"] == pytest.approx(np.mean(losses[before : row["step"]]))
 
 
-def test_a_finished_training_that_is_asked_for_again_writes_nothing(data, tmp_path):
+def test_a_finished_training_that_is_run_again_writes_nothing(data, tmp_path):
     net, state, _ = recorded(tmp_path, data)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.name not in ("log.txt", ".lock")}
     again, same, _ = recorded(tmp_path, data)
@@ -572,7 +572,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(data, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(data, tmp_path):
-    """The loss of the step was still a number, its update was not."""
+    """The loss of the step is finite, but the update makes weights that are not."""
     settings = {"checkpoint_steps": 1, "sampler": "uniform"}
     net = new_net()
     watch = Watch(net)
@@ -592,7 +592,7 @@ def test_a_filtering_without_a_finite_loss_stops_the_run(data):
 
 
 def test_broken_paths_do_not_break_the_metrics(data, tmp_path):
-    """Infinite losses are no JSON."""
+    """JSON has no infinite numbers."""
     space = tiny_space(["ID", "MB2_K3"], repeat=1)
     net = new_net(space)
     for parameter in net.layers[0][1].parameters():

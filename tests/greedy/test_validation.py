@@ -1,4 +1,4 @@
-"""Paths on the validation images of a run: what an evaluation counts, draws and remembers."""
+"""Tests of the evaluation of paths on the validation images of a run: counts, random draws, and stored accuracies."""
 
 import numpy as np
 import pytest
@@ -23,20 +23,20 @@ def losses_of(data, draws=0, step=0, net=None, **changes):
 @pytest.mark.parametrize(("bn", "each"), [("batch", 6), ("running", 6), ("recalibrate", 6 + 16)])
 def test_images_of_distinct_paths_are_counted(data, bn, each):
     losses = losses_of(data, bn=bn)
-    assert losses.images == 0  # nothing is read before it is asked for
+    assert losses.images == 0  # images are read on the first call
     losses(PATHS)
     assert losses.images == 3 * each
     losses([PATHS[0], PATHS[1], PATHS[0]])
     assert losses.images == 5 * each
 
 
-def test_calibration_images_are_no_more_than_there_are(data):
+def test_calibration_images_are_limited_to_the_training_images(data):
     losses = losses_of(data, bn="recalibrate", calibration_images=1000)
     losses(PATHS[:1])
     assert losses.images == 6 + len(data.train)
 
 
-def test_all_calls_of_a_draw_see_the_same_images_and_another_draw_others(data):
+def test_all_calls_of_a_draw_use_the_same_images_and_another_draw_uses_others(data):
     net = new_net()
     first, again, other = (losses_of(data, draws, net=net) for draws in (3, 3, 4))
     whole = first(PATHS)
@@ -48,14 +48,14 @@ def test_all_calls_of_a_draw_see_the_same_images_and_another_draw_others(data):
     assert whole == pytest.approx(expected.tolist())
 
 
-def test_broken_weights_are_told_with_the_step(data):
+def test_the_error_for_broken_weights_names_the_step(data):
     net = new_net()
     net.classifier.bias.data.fill_(np.nan)
     with pytest.raises(GreedyNASError, match="at step 31 on path 1210"):
         losses_of(data, step=31, net=net)(PATHS[1:])
 
 
-def test_accuracies_are_those_of_all_validation_images_and_known_once(data, monkeypatch):
+def test_accuracies_are_of_all_validation_images_and_computed_once(data, monkeypatch):
     net, settings = new_net(), SearchSettings(bn_images=6)
     accuracies = SupernetAccuracies(net, data, settings, 0, "fp32")
     asked, evaluate = [], accuracies.evaluate
@@ -70,7 +70,7 @@ def test_accuracies_are_those_of_all_validation_images_and_known_once(data, monk
     assert (accuracies.images, accuracies.supernets) == (12, 1)
 
 
-def test_other_settings_know_nothing_of_these(data):
+def test_a_copy_with_other_settings_has_no_stored_accuracies(data):
     accuracies = SupernetAccuracies(new_net(), data, SearchSettings(bn="running"), 0, "fp32")
     accuracies(PATHS)
     other = accuracies.with_settings(SearchSettings(bn="recalibrate", calibration_images=9), 0)

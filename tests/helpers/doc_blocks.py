@@ -1,4 +1,4 @@
-"""Helpers of tests: the code blocks of README and docs, and the registries as they were before a block ran."""
+"""Test helpers: the code blocks of README and docs, and a way to restore the registries after a block."""
 
 import re
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ _BLOCK = re.compile(
 class Block:
     """A fenced block of a page.
 
-    A comment before it says what it needs: `<!-- run: runs/photos -->` names what must exist besides `photos/`, and
+    A comment before it states its needs: `<!-- run: runs/photos -->` names files that must exist besides `photos/`, and
     `<!-- skip: why -->` gives the reason why it is compiled and not run.
     """
 
@@ -36,7 +36,7 @@ class Block:
 
 
 def blocks(page, *languages):
-    """Return the blocks of a page in some languages, in their order."""
+    """Return the blocks of a page in the given languages, in order."""
     text = page.read_text()
     found = [
         Block(
@@ -63,7 +63,7 @@ def commands(page):
 
 @contextmanager
 def registries_kept():
-    """Forget afterwards what was registered meanwhile."""
+    """Restore all registries on exit."""
     before = [(registry, dict(registry._found)) for registry in plugins._REGISTRIES]
     try:
         yield

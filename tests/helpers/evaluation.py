@@ -1,11 +1,11 @@
-"""Helpers of tests: shared by `tests.greedy.test_evaluation` and others."""
+"""Test helpers shared by `tests.greedy.test_evaluation` and others."""
 
 import torch
 from torch.nn import functional as F
 
 
 def one_at_a_time(net, path, images, labels, bn, chunks, calibration):
-    """The plain way: the path as a network of its own, its BatchNorm put into the mode by hand."""
+    """Return loss and accuracy of a path as a network of its own, with its BatchNorm put into the mode by hand."""
     network = net.subnet(path).double()
     norms = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     network.eval()

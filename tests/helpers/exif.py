@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.data.test_transforms` and others."""
+"""Test helpers shared by `tests.data.test_transforms` and others."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.stages.test_export` and others."""
+"""Test helpers shared by `tests.stages.test_export` and others."""
 
 import io
 
@@ -14,7 +14,7 @@ QUIET = Console(file=io.StringIO(), width=140)
 
 
 def make_run(folder, photos, card=None):
-    """A run whose chosen network, `best`, is trained."""
+    """Make a run whose chosen network, `best`, is trained; return its folder."""
     settings = DataSettings(source=str(photos), workers=0, pad=1, val_images=12, test_images=6)
     Run.start(folder, Config(name="tiny", space=SE, device="cpu", data=settings)).close()
     card = card or make_card()

@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.spaces.test_paths` and others."""
+"""Test helpers shared by `tests.spaces.test_paths` and others."""
 
 FIGURES = {  # parameters, multiply-adds at 224 px and 1000 classes
     "greedynas-a": (6_503_082, 369_983_648),

@@ -1,10 +1,10 @@
-"""Helpers of tests: shared by `tests.greedy.graphs.test_graphs` and others."""
+"""Test helpers shared by `tests.greedy.graphs.test_graphs` and others."""
 
 import torch
 
 
 class Recorded:
-    """In the place of GraphedTraining: counts."""
+    """Counts its calls, in place of GraphedTraining."""
 
     def __init__(self, net, optimizer, images, *_):
         self.images, self.steps, self.refreshed = images, 0, 0

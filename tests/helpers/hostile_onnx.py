@@ -1,4 +1,4 @@
-"""ONNX files of a few kilobytes that ask for tens of gigabytes, for minutes of time, or fail while they run."""
+"""ONNX files of a few kilobytes that need tens of gigabytes or minutes of time, or that fail while they run."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ SIZE, CLASSES = 8, 3  # of `tests.test_trained.make_card`
 
 
 def model(card: str, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> bytes:
-    """A network for images of 8 px whose nodes give `extra`, a number that is added to every logit."""
+    """Return a network for images of 8 px whose nodes compute `extra`, a number that is added to every logit."""
     nodes = [
         *nodes,
         helper.make_node("ReduceMean", ["images"], ["pooled"], axes=[2, 3], keepdims=0),
@@ -28,7 +28,7 @@ def model(card: str, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarra
 
 
 def hidden(name: str, value: list[float], kind: int = TensorProto.INT64) -> tuple[list[onnx.NodeProto], dict]:
-    """A tensor that shape inference cannot know: it is added to 0 times a pixel."""
+    """Return nodes for a tensor that shape inference cannot compute, because it is added to 0 times a pixel."""
     nodes = [
         helper.make_node("ReduceMin", ["images"], [f"{name}_min"], axes=[0, 1, 2, 3], keepdims=0),
         helper.make_node("Mul", [f"{name}_min", f"{name}_zero"], [f"{name}_none"]),
@@ -57,7 +57,7 @@ def _expands(card: str) -> bytes:
 
 
 def expands_the_batch(card: str, copies: int = 50) -> bytes:
-    """Every tensor is under the limit of 2²⁸ numbers (this one has 0.8 GB); there are many of them at the same time."""
+    """Return a model with many tensors at a time, each of 0.8 GB and below the limit of 2²⁸ numbers."""
     constants: dict[str, np.ndarray] = {"shape": np.array([2**20, 3, 8, 8], np.int64)}
     nodes = [helper.make_node("ReduceMean", ["images"], ["one"], axes=[0, 2, 3], keepdims=1)]
     for i in range(copies):
@@ -81,7 +81,7 @@ def _resizes(card: str) -> bytes:
 
 
 def takes_long(card: str) -> bytes:
-    """A chain of large products: little memory, many minutes."""
+    """Return a model with a chain of large products, which takes little memory but many minutes."""
     nodes = [
         helper.make_node("ReduceMean", ["images"], ["one"], axes=[0, 1, 2, 3], keepdims=1),
         helper.make_node("Expand", ["one", "shape"], ["x0"]),
@@ -91,7 +91,7 @@ def takes_long(card: str) -> bytes:
 
 
 def _deep(card: str) -> bytes:
-    """A chain of convolutions that each make the image larger."""
+    """Return a model with a chain of convolutions that each enlarge the image."""
     constants: dict[str, np.ndarray] = {"w": np.zeros((3, 3, 1, 1), np.float32)}
     nodes = [helper.make_node("Identity", ["images"], ["x0"])]
     nodes += [
@@ -112,7 +112,7 @@ def _fails(card: str) -> bytes:
 
 
 def _wrong_batch(card: str) -> bytes:
-    """As many rows of logits as it likes."""
+    """Return a model whose number of rows of logits differs from the batch size."""
     nodes, constants = hidden("shape", [77, 3])
     zero = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
     one = helper.make_node("ReduceMean", ["images"], ["mean"], axes=[0, 1, 2, 3], keepdims=0)

@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.gpu.test_kernels` and others."""
+"""Test helpers shared by `tests.gpu.test_kernels` and others."""
 
 import os
 import subprocess

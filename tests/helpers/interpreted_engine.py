@@ -1,4 +1,4 @@
-"""Whole blocks with the engine against plain PyTorch in float64. `test_engine.py` runs this file in Triton's interpreter."""
+"""Compare whole blocks in the engine with float64 PyTorch; `test_engine.py` runs this file in Triton's interpreter."""
 
 import os
 from copy import deepcopy
@@ -42,7 +42,7 @@ def picture(*shape):
 
 
 def compare(block, x, mode):
-    """Output, all gradients and all buffers, in float32 with the engine and in float64 without."""
+    """Compare output, all gradients and all buffers, in float32 with the engine and in float64 without it."""
     results = []
     for copy, images, switch in ((deepcopy(block), x, "on"), (deepcopy(block).double(), x.double(), "off")):
         copy.train(mode != "eval")
@@ -89,7 +89,7 @@ def test_without_gradients_nothing_changes():
 
 
 def test_evaluation_modes():
-    """All three BatchNorm modes of path evaluation have the losses of plain PyTorch, and leave the supernet as it was."""
+    """Compare the losses of all three BatchNorm modes with plain PyTorch, and check that the supernet is unchanged."""
     space = Space(
         name="tiny", image_size=8, num_classes=3, ops=["ID", "MB3_K3"], stem=[Fixed(op="CONV_K3", channels=6, stride=2)],
         stages=[Stage(channels=8, repeat=1, stride=2)], head=[Fixed(op="CONV_K1", channels=10)],
@@ -107,8 +107,8 @@ def test_evaluation_modes():
         assert torch.equal(value, before[name]), name
 
 
-def test_training_goes_the_same_way():
-    """A few updates with the engine and without end in the same weights and running statistics."""
+def test_training_gives_the_same_weights():
+    """Compare weights and running statistics after a few updates with the engine and without it."""
     start = randomised(
         nn.Sequential(ConvNorm(3, 6, 3, 2, activation="relu"), MBConv(6, 6, 1, 3, 3, True, "hard_swish"))
     )

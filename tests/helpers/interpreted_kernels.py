@@ -1,5 +1,8 @@
-"""Every Triton kernel against float64 PyTorch. `test_kernels.py` runs this file in Triton's interpreter, on the CPU and in
-float32; on a machine with a GPU, `python -m pytest tests/helpers/interpreted_kernels.py` runs the compiled kernels in bf16."""
+"""Compare every Triton kernel with float64 PyTorch.
+
+`test_kernels.py` runs this file in Triton's interpreter, on the CPU and in float32. On a machine with a GPU,
+`python -m pytest tests/helpers/interpreted_kernels.py` runs the compiled kernels in bf16.
+"""
 
 import os
 
@@ -39,7 +42,7 @@ def random(*shape, dtype=DTYPE):
 
 
 def vectors(rows, channels):
-    """`norm` or `coef`, with a positive second row (1 / standard deviation)."""
+    """Return a random `norm` or `coef` with a positive second row (1 / standard deviation)."""
     made = random(rows, channels, dtype=torch.float32)
     made[1] = made[1].abs() + 0.5
     return made
@@ -55,7 +58,7 @@ def z_of(x, norm):
 
 
 def check_moments(part, values):
-    """Pooled by hand: mean and variance of a matrix."""
+    """Return the mean and variance of a matrix, pooled by hand."""
     count, mean, square = part[4:].double().view(3, -1, part.shape[1])
     assert (count.sum(0) == len(values)).all()
     pooled = (count * mean).sum(0) / len(values)
@@ -64,7 +67,7 @@ def check_moments(part, values):
 
 
 def check_sums(part, values, factor=1.0):
-    """Partial sums of a matrix (values[0]) and of something times it (values[1])."""
+    """Return the partial sums of a matrix (values[0]) and of its product with another one (values[1])."""
     first, second = part[3:].double().view(2, -1, part.shape[1])
     close(first.sum(0), values[0].sum(0), factor)
     close(second.sum(0), values[1].sum(0), factor)
@@ -190,7 +193,7 @@ def test_cast():
 @pytest.mark.parametrize(("rows", "channels"), [(70, 3), (33, 24), (40, 130)])
 @pytest.mark.parametrize("act", ["relu", "hard_swish", None])
 def test_batch_norm(rows, channels, act):
-    """Statistics, running statistics, output and all gradients, as nn.BatchNorm2d has them."""
+    """Compare statistics, running statistics, output and all gradients with nn.BatchNorm2d."""
     plain = nn.BatchNorm2d(channels, device=DEVICE)
     nn.init.normal_(plain.running_mean)
     nn.init.normal_(plain.weight)
@@ -218,7 +221,7 @@ def test_batch_norm(rows, channels, act):
 
 
 def test_statistics_of_values_far_from_zero():
-    """Sums of plain squares would have nothing left of this variance."""
+    """Compute a variance that sums of plain squares would lose to rounding."""
     norm = nn.BatchNorm2d(4, device=DEVICE)
     y = (torch.randn(500, 4, device=DEVICE, dtype=torch.float64) + 10000).to(torch.float32)
     made = norms.finish_norm(norm, norms.statistics(y))

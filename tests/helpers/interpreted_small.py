@@ -1,4 +1,4 @@
-"""The kernels for small images against plain PyTorch. `test_graphs.py` runs this file in Triton's interpreter."""
+"""Compare the kernels for small images with plain PyTorch; `test_graphs.py` runs this file in Triton's interpreter."""
 
 import itertools
 import os
@@ -113,7 +113,7 @@ def test_update_as_sgd(momentum):
     update = small.Update(ours, velocities, decays, [None, cast, None], momentum, lr)
     before = [p.detach().clone() for p in ours]
     gradients = [torch.ones_like(p) for p in ours]
-    update(gradients)  # it has not begun
+    update(gradients)  # has no effect before `begin`
     assert all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
     update.begin()
     for step in range(3):
@@ -133,7 +133,7 @@ def test_update_as_sgd(momentum):
         update.begin()
 
 
-# Graphs need a GPU. Here a "graph" is the recorded work itself, done anew by every replay, at other addresses.
+# Graphs need a GPU. In these tests, a "graph" is the recorded work itself, which every replay executes again.
 
 
 class Replayed:
@@ -206,8 +206,8 @@ def test_recorded_training_is_plain_training(replayed, sampler, split):
 @pytest.mark.parametrize(("bn", "split"), [("batch", False), ("recalibrate", False), ("batch", True)])
 def test_recorded_evaluation_is_plain_evaluation(replayed, monkeypatch, bn, split):
     net, images, labels = some_net(3, split), picture(6, 3, 3, 3), torch.randint(5, (6,))
-    # All paths behind the first op of the first layer, which are one graph, and some behind the second. If identities split,
-    # all behind the second too, which are another graph.
+    # All paths that start with the first op, which are one graph, and some that start with the second. With split
+    # identities, all that start with the second op as well, which are another graph.
     monkeypatch.setattr(evaluation_graphs, "FEW_SUBTREES", 1)
     paths = [(1, 1, 0), (1, 0, 1), *((0, *ends) for ends in itertools.product(range(2), repeat=2))]
     if split:

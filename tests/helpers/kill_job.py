@@ -1,8 +1,8 @@
-"""A whole job that dies in each of its stages, and is started again: are the networks and their weights always the same?
+"""Kill a whole job in each of its stages, start it again, and compare the networks and their weights.
 
     python -m tests.helpers.kill_job CONFIG FOLDER
 
-Every job is a fork, as in `tests.helpers.kill_points`. Prints what it found as JSON.
+Every job is a fork, as in `tests.helpers.kill_points`. Prints the results as JSON.
 """
 
 import json
@@ -25,12 +25,12 @@ LIMITS = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, 
 STAGES = ("train_stage", "search_stage", "retrain_stage", "retrain_stage", "export_stage", "write_report")
 FILES = (
     *("arch.json", "model.safetensors", "model.onnx", "models/random/arch.json", "models/random/model.safetensors"),
-    *("models/macs-60K/test.json", "models/random/test.json", "searches/macs-60K/search.json"),  # say how long it took
+    *("models/macs-60K/test.json", "models/random/test.json", "searches/macs-60K/search.json"),  # contain times
 )
 
 
 def outcome(run: Path) -> dict[str, str]:
-    """What must not depend on interruptions, to the byte."""
+    """Return the contents of files that must not depend on interruptions, to the byte."""
     found = {name: (run / name).read_bytes().hex() for name in FILES}
     for name in FILES[-3:]:
         facts = json.loads((run / name).read_text())
@@ -41,7 +41,7 @@ def outcome(run: Path) -> dict[str, str]:
 
 
 def main(config_file: str, root: Path) -> None:
-    torch.set_num_threads(1)  # a fork has no threads but the one that forked
+    torch.set_num_threads(1)  # a fork has only the thread that forked
     config = load_config(config_file)
 
     def running(folder: Path, death: Death | None = None, report: Path | None = None) -> Callable[[], None]:

@@ -1,8 +1,8 @@
-"""A training that dies at every call that changes its files, and is started again: is the result always the same?
+"""Kill a training at every call that changes its files, start it again, and compare the results.
 
     python -m tests.helpers.kill_points CONFIG FOLDER
 
-Everything is imported once; every training is then a fork, which costs little. Prints what it found as JSON.
+Everything is imported once; every training is then a cheap fork. Prints the results as JSON.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ from greedynas.stages.train import train_stage
 
 KILLED = 9
 FUNCTIONS = ("fsync", "replace", "rename", "unlink", "mkdir")  # of os
-METHODS = ("write", "flush", "truncate")  # of files; what they have left when they are closed was flushed before
+METHODS = ("write", "flush", "truncate")  # of files, which are flushed before they are closed
 WALL_CLOCK = {"seconds", "images_per_second", "measured_ratio", "corrected_images_measured"}
 
 
 class Death:
-    """Counts the calls that change files. The process ends at number `at`: before it, after it, or in its middle."""
+    """Counts the calls that change files and ends the process before, in the middle of, or after call number `at`."""
 
     def __init__(self, at: int = -1, when: str = "before"):
         self.at, self.when = at, when
@@ -54,7 +54,7 @@ class Death:
         submit = ThreadPoolExecutor.submit
 
         def finished(pool: ThreadPoolExecutor, *work: Any) -> Any:
-            """The thread that writes checkpoints does so while training waits: else no call would have a number."""
+            """Let training wait for the thread that writes checkpoints, so that calls have a fixed order."""
             future = submit(pool, *work)
             future.exception()
             return future
@@ -79,7 +79,7 @@ class Death:
 
 
 class Handle:
-    """A file that is written to."""
+    """A file whose writes are counted."""
 
     def __init__(self, handle: Any, death: Death):
         self.handle = handle
@@ -101,7 +101,7 @@ class Handle:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit code of a fork that does this."""
+    """Do the work in a fork and return its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -117,7 +117,8 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must not depend on interruptions: weights, momentum, pool, state and metrics, the wall clock aside."""
+    """Return what must not depend on interruptions: weights, momentum, pool, state and metrics, without wall-clock
+    times."""
     newest = sorted((folder / "supernet").glob("step-*.safetensors"))[-1]
     with newest.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -135,7 +136,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def saved(folder: Path) -> int:
-    """The step of the newest checkpoint that a death has left. Whatever is there is whole."""
+    """Return the step of the newest checkpoint after a kill, and check that all files are intact."""
     files = sorted((folder / "supernet").glob("step-*.safetensors"))
     for file in files:
         assert file.stem.endswith(hashlib.sha256(file.read_bytes()).hexdigest()[:16]), file
@@ -151,7 +152,7 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def survival(
     dying: Callable[[], None], again: Callable[[], None], expected: dict[str, Any], result: Callable[[], dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """What is wrong when `dying` dies and `again` goes on; nothing, where the result is the expected one."""
+    """Run `dying` until it dies, then `again`; return the differences from the expected result, or None."""
     died = in_child(dying)
     resumed = in_child(again)
     wrong = differences(expected, result()) if resumed == 0 else [f"exit code {resumed}"]
@@ -159,9 +160,9 @@ def survival(
 
 
 def main(config_file: str, root: Path) -> None:
-    torch.set_num_threads(1)  # a fork has no threads but the one that forked
+    torch.set_num_threads(1)  # a fork has only the thread that forked
     config = load_config(config_file)
-    read_data(config, torch.device("cpu"))  # imports what is imported late
+    read_data(config, torch.device("cpu"))  # triggers late imports
     versions()
 
     def training(folder: Path, death: Death | None = None, report: Path | None = None) -> Callable[[], None]:
@@ -182,7 +183,7 @@ def main(config_file: str, root: Path) -> None:
     assert not differences(expected, outcome(dry))
     failures, deaths, progress = [], 0, 0
     for at, name in enumerate(calls, 1):
-        # Before a call is after the one that came before it: nothing else changes files that are read again.
+        # "Before" a call is the same as "after" the previous one, so "after" is only needed for the last call.
         moments = ["before"] + ["middle"] * (name == "write") + ["after"] * (at == len(calls))
         for when in moments:
             folder = root / f"{at}-{when}"

@@ -1,8 +1,9 @@
-"""A retraining that dies at every call that changes its files, and is started again: is the result always the same?
+"""Kill a retraining at every call that changes its files, start it again, and compare the results.
 
     python -m tests.helpers.kill_retraining RUN FOLDER [TOP]
 
-RUN has a finished search; TOP of its networks get a short training first, 1 (none) if it is not said. Every retraining is a fork, as in `tests.helpers.kill_points`. Prints what it found as JSON.
+RUN has a finished search; TOP of its networks get a short training first (default 1: none). Every retraining is a fork,
+as in `tests.helpers.kill_points`. Prints the results as JSON.
 """
 
 import json
@@ -28,7 +29,7 @@ SETTINGS = {"recipe": "rmsprop", "epochs": 2, "batch_size": 27, "ema": 0.9, "che
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What must not depend on interruptions: all files but checkpoints, which hold the time, and the wall clock aside."""
+    """Return what must not depend on interruptions: all files except checkpoints, without wall-clock times."""
     found: dict[str, Any] = {}
     for file in (run / "arch.json", run / "model.safetensors", *sorted((run / "models" / "macs-60K").iterdir())):
         name = str(file.relative_to(run))
@@ -51,8 +52,8 @@ def _without_wall_clock(value: dict[str, Any]) -> dict[str, Any]:
 
 def main(searched: Path, root: Path, top: int = 1) -> None:
     settings = RetrainSettings(**SETTINGS, top=top, top_epochs=1)
-    torch.set_num_threads(1)  # a fork has no threads but the one that forked
-    read_data(read_run_config(searched), torch.device("cpu"))  # imports what is imported late
+    torch.set_num_threads(1)  # a fork has only the thread that forked
+    read_data(read_run_config(searched), torch.device("cpu"))  # triggers late imports
 
     def retraining(folder: Path, death: Death | None = None, report: Path | None = None) -> Callable[[], None]:
         def work() -> None:
@@ -75,7 +76,7 @@ def main(searched: Path, root: Path, top: int = 1) -> None:
     calls = json.loads(names.read_text())
     failures, deaths, moments = [], 0, 0
     for at, name in enumerate(calls, 1):
-        if name in ("fsync", "flush"):  # to lose what only they have seen, the machine would have to die
+        if name in ("fsync", "flush"):  # they only matter if the whole machine dies
             continue
         for when in ["before"] + ["middle"] * (name == "write"):
             moments += 1

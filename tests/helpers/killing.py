@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.jobs.test_kill` and others."""
+"""Test helpers shared by `tests.jobs.test_kill` and others."""
 
 import os
 

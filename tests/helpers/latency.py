@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.deploy.test_latency` and others."""
+"""Test helpers shared by `tests.deploy.test_latency` and others."""
 
 from greedynas.spaces.latency import Block, Entry, fill, fixed_layers
 
@@ -8,6 +8,6 @@ def blocks_of(space):
 
 
 def made_up(space, lack=(), **about):
-    """A table with another number in every entry, without timings of the ops in `lack`."""
+    """Return a table with a different number in every entry, without timings of the ops in `lack`."""
     timings = {block: Entry(ms=1 + i / 7, count=5) for i, block in enumerate(blocks_of(space)) if block.op not in lack}
     return fill(space, timings, **({"device": "abacus", "backend": "beads", "threads": 1} | about))

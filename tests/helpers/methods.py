@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.studies.test_methods` and others."""
+"""Test helpers shared by `tests.studies.test_methods` and others."""
 
 from pathlib import Path
 

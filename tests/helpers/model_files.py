@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.models.test_model_file` and others."""
+"""Test helpers shared by `tests.models.test_model_file` and others."""
 
 import torch
 
@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c")
 
 
 def make_card(space=SE, path=None, class_names=NAMES, name="best", **changes):
-    """The card of a network for the pictures of `photos`; a string in the space's place is a timm model."""
+    """Return the card of a network for the images of `photos`; a string as the space names a timm model."""
     if isinstance(space, str):
         network, size, channels = {"timm": space}, 32, 3
     else:
@@ -35,7 +35,7 @@ def make_card(space=SE, path=None, class_names=NAMES, name="best", **changes):
 
 
 def trained_network(card, seed=0):
-    """As after training: statistics of their own for each channel, and a classifier that is sure of its opinions."""
+    """Return a network as after training, with different statistics in each channel and confident predictions."""
     network = with_lively_statistics(make_network(card, torch_stream(seed, "init"))).eval()
     classifier = network.get_classifier()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Pictures and folders of them for the tests of data."""
+"""Images and folders of images for the tests of data."""
 
 import struct
 import zlib
@@ -20,14 +20,14 @@ def opened(source="fashion", size=28, channels=1, seed=0, **settings):
 
 
 def picture(seed, size=(12, 10), mode="RGB"):
-    """A smooth random picture: neighbours are alike, as in photographs."""
+    """Return a smooth random image, whose neighbouring pixels are similar, as in photographs."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
     return small.resize(size, Image.Resampling.BICUBIC).convert(mode)
 
 
 def paint(folder, counts, first=0, size=(12, 10)):
-    """An image folder: so many different pictures of each class."""
+    """Write a folder with the given number of different images of each class, and return it."""
     for name, count in counts.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
@@ -36,7 +36,7 @@ def paint(folder, counts, first=0, size=(12, 10)):
 
 
 def pixels(batch, channels=3):
-    """Normalised images back to 0..255, (n, size, size, channels)."""
+    """Convert normalised images back to 0..255, (n, size, size, channels)."""
     mean, std = (torch.tensor(values)[:, None, None] for values in normalisation(channels))
     return ((batch * std + mean) * 255).permute(0, 2, 3, 1)
 
@@ -54,7 +54,7 @@ def same_batches(first, second):
 
 
 def large_png(side, depth, colour):
-    """A small file with a black picture of side × side pixels."""
+    """Return a small PNG file with a black image of side × side pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""Helpers of tests: what a plugin would register, for as long as a test takes."""
+"""Test helpers: registrations, as of a plugin, that last as long as a test."""
 
 import io
 import textwrap
@@ -13,7 +13,7 @@ from greedynas.runtime.files import write_atomically
 
 @contextmanager
 def registered(registry, **implementations):
-    """Register implementations by name; afterwards the registry is as it was before."""
+    """Register implementations by name, and remove them on exit."""
     for name, implementation in implementations.items():
         registry.register(name, implementation)
     try:
@@ -24,14 +24,14 @@ def registered(registry, **implementations):
 
 
 def example_of(module, imports=""):
-    """Return the code in the docstring of a module, as a plugin."""
+    """Return the code in the docstring of a module as the text of a plugin."""
     lines = [line for line in module.__doc__.splitlines() if line.startswith("    ") or not line]
     return f"{imports}\n{textwrap.dedent(chr(10).join(lines))}"
 
 
 @contextmanager
 def forgetting(registry):
-    """Forget afterwards what a plugin registers."""
+    """Restore a registry on exit."""
     before = dict(registry._found)
     try:
         yield

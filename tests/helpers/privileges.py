@@ -1,4 +1,4 @@
-"""Permissions that count for root as well: the tests run as root in containers, whom nothing is forbidden."""
+"""File permissions that also apply to root, because the tests run as root in containers."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ class Sets(ctypes.Structure):
 
 @contextmanager
 def like_anybody():
-    """Inside, this thread and those it starts may read what the permissions of files allow, and nothing else."""
+    """Restrict this thread, and those it starts, to what file permissions allow."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,5 @@
-"""What the tests of many ranks run in each of them, `python -m tests.helpers.ranks FOLDER JOBS`, and how they start them."""
+"""The jobs that tests of many ranks run in each rank (`python -m tests.helpers.ranks FOLDER JOBS`), and their
+launch."""
 
 import json
 import os
@@ -18,6 +19,7 @@ from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
 from greedynas.greedy import steps, training
 from greedynas.greedy.evaluation import evaluate_paths
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.models.network import build_network
@@ -43,12 +45,12 @@ def free_port():
 
 
 def start(ranks, *command, **more):
-    """Processes as torchrun would start them, without its own process beside them."""
+    """Start the processes that torchrun would start, without torchrun's own process."""
     return start_by_hand([{"arguments": command, **more}] * ranks)
 
 
 def start_by_hand(ranks, port=None):
-    """A process for each rank: its `arguments`, variables of its own in `env`, and options of Popen."""
+    """Start a process for each rank, with its `arguments`, environment variables `env`, and options of Popen."""
     return [
         subprocess.Popen(
             [sys.executable, "-m", *map(str, rank["arguments"])],
@@ -63,31 +65,31 @@ def start_by_hand(ranks, port=None):
 
 
 def variables_of(ranks, port=None):
-    """The environment of each of so many ranks."""
+    """Return the environment variables of each rank."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "WORLD_SIZE": str(ranks), **TINY}
     common["LOCAL_WORLD_SIZE"] = str(ranks)
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def outcome(processes, seconds=100):
-    """(exit codes, what each printed, what each said on stderr)."""
+    """Wait for the processes; return their exit codes, their standard outputs and their standard errors."""
     until = time.monotonic() + seconds
     try:
-        said = [process.communicate(timeout=max(1, until - time.monotonic())) for process in processes]
+        outputs = [process.communicate(timeout=max(1, until - time.monotonic())) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in processes], [out for out, _ in said], [err for _, err in said]
+    return [process.returncode for process in processes], [out for out, _ in outputs], [err for _, err in outputs]
 
 
 def launch(ranks, folder, *jobs):
-    """Jobs (name, arguments) one after the other, in as many processes as ranks; all must end well."""
-    codes, _, said = outcome(start(ranks, "tests.helpers.ranks", folder, json.dumps(jobs)))
-    assert codes == [0] * ranks, "\n".join(said)
+    """Run jobs (name, arguments) one after the other in a process per rank; all must succeed."""
+    codes, _, errors = outcome(start(ranks, "tests.helpers.ranks", folder, json.dumps(jobs)))
+    assert codes == [0] * ranks, "\n".join(errors)
 
 
 def left(folder, name, ranks=1):
-    """What the ranks of a job have left."""
+    """Load the results that the ranks of a job have left."""
     return [torch.load(folder / f"{name}-{rank}-of-{ranks}.pt") for rank in range(ranks)]
 
 
@@ -102,7 +104,7 @@ def in_float64(module, first):
 
 
 class Diary:
-    """The paths, images and traffic of every update."""
+    """A record of the paths, images and traffic of every update."""
 
     def __init__(self, net, stop_after=None):
         self.updates, self.net, self.stop_after = [], net, stop_after
@@ -115,8 +117,9 @@ class Diary:
         sent = {key: traffic[key] - before.get(key, 0) for key in traffic}
         active = {parameter for path in paths for parameter in net.path_parameters(path)}
         size = sum(parameter.nbytes for parameter in active)
-        # Each image of the data has its own sum, augmented as it is.
+        # The sum of the pixels identifies an augmented image.
         images = images.double().sum((1, 2, 3)).tolist()
+        paths = [tuple(path) for path in paths]  # a mixture has tensors
         self.updates.append({"paths": paths, "sent": sent, "active": size, "images": images, "loss": float(loss)})
         if len(self.updates) == self.stop_after:
             if distributed.size() == 1:
@@ -129,7 +132,7 @@ class Diary:
 
 
 class Ending(Callback):
-    """Counts what it is told of, and ends a training after so many epochs."""
+    """Counts the calls it receives, and ends a training after a number of epochs."""
 
     def __init__(self, epochs):
         self.epochs, self.begun, self.lines = epochs, 0, 0
@@ -154,16 +157,21 @@ def train(
     class_weights=None,
     experimental=None,
     end_after=None,
+    method=False,
     **settings,
 ):
-    """A training of a tiny supernet; with `out` in a run directory, with `end_after` ended by a callback."""
+    """Train a tiny supernet: with `out` in a run directory, with `end_after` until a callback ends it.
+
+    `method` takes the space and the supernet of tests of methods with architecture parameters.
+    """
     data = opened(photos)
     if class_weights is not None:
         data = replace(data, class_weights=torch.tensor(class_weights, dtype=torch.float64 if double else None))
-    net = Supernet(tiny_space(), generator=torch_stream(0, "init"))
+    chosen = TrainSettings(**{**SETTINGS, **settings})
+    space = tiny_space(["ID", "MB2_K3", "MB4_K5"]) if method else tiny_space()
+    net = make_sampler(chosen.sampler).supernet(space, generator=torch_stream(0, "init"))
     if double:
         in_float64(net, net.stem)
-    chosen = TrainSettings(**{**SETTINGS, **settings})
     config = Config(name="tiny", space=tiny_space(), train=chosen, experimental=experimental or {})
     lasting = hooks_of(config.experimental).lasting_steps(Schedule(chosen, len(data.train)))
     diary, ending = Diary(net, stop_after), Ending(end_after)
@@ -180,6 +188,7 @@ def train(
         "told": (ending.begun, ending.lines),
         "images": (state.optimization_images, state.evaluation_images),
         "weights": net.state_dict(),
+        "memory": state.memory,
     }
     leave(folder, name, result)
 
@@ -189,7 +198,7 @@ def told(evaluation):
 
 
 def evaluate(folder, name, photos):
-    """Paths on images: the results, and how many forward passes of a path this rank did for them."""
+    """Evaluate paths on images; leave the results and the number of forward passes of this rank."""
     data = opened(photos)
     net = Supernet(tiny_space(), generator=torch_stream(0, "init"))
     passes = []
@@ -202,15 +211,15 @@ def evaluate(folder, name, photos):
                 net, some, images, labels, mode, bn_images=6, calibration=images, keep_correct=True, balanced=balanced
             )
         )
-        for some in (paths, paths[:1])  # of one path, all ranks but one have nothing to do
+        for some in (paths, paths[:1])  # with one path, only one rank has work
         for mode, balanced in (("batch", False), ("recalibrate", False), ("batch", True))
     ]
     leave(folder, name, {"results": results, "passes": len(passes), "distinct": len(set(paths))})
 
 
 def search(folder, name, run):
-    """A search on the supernet of a run."""
-    from greedynas.stages.search import make_requests, search_stage  # slow to load: only where it is needed
+    """Search the supernet of a run."""
+    from greedynas.stages.search import make_requests, search_stage  # slow to import
 
     settings = SearchSettings(population=6, generations=3, bn_images=6)
     limits = {"macs": (["100M"], None), "params": (None, None), "latency_ms": (None, None)}
@@ -220,7 +229,7 @@ def search(folder, name, run):
 
 
 def fit(folder, name, photos, double=True, sync_bn=False, **settings):
-    """A network by a recipe."""
+    """Train a network with a recipe."""
     network = build_network([1, 2, 1, 2], tiny_space(), generator=torch_stream(0, "init"))
     if double:
         in_float64(network, network.stem)
@@ -233,7 +242,7 @@ def fit(folder, name, photos, double=True, sync_bn=False, **settings):
 
 
 def study(folder, name, photos, out):
-    """The part of `study macro` that trains a supernet and ranks all paths."""
+    """Run the part of `study macro` that trains a supernet and ranks all paths."""
     from greedynas.studies.macro.run import MacroOptions, make_part
     from greedynas.studies.study import run_parts
 
@@ -246,7 +255,7 @@ def study(folder, name, photos, out):
 
 
 def read(folder, name, photos, **settings):
-    """The images of a source: all of them, an epoch's batches as this rank gets them, and what is told of them."""
+    """Read a source; leave all images, this rank's batches of an epoch, and the notes about the data."""
     chosen = DataSettings(source=photos, **{"workers": 0, "pad": 1, "val_images": 12, "test_images": 6, **settings})
     data = open_data(chosen, image_size=8, image_channels=3, seed=0, device=torch.device("cpu"))
     everything, labels = data.train_and_val().eval_batch()

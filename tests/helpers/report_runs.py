@@ -1,4 +1,4 @@
-"""Run directories for the tests of the report: trained and searched by the real stages, with models in their files' form."""
+"""Run directories for the tests of the report: real trainings and searches, with model files written by hand."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ from tests.helpers.training import SETTINGS, tiny_space
 
 QUIET = Console(quiet=True)
 NO_LIMITS = {"macs": (None, None), "params": (None, None), "latency_ms": (None, None)}
-# What tries to be HTML, a script, plotly's kind of HTML, a template, a date; and what is just written otherwise.
+# Names that look like HTML, a script, plotly's markup, a template or a date, and one in other scripts.
 HOSTILE = [
     "<script>alert(1)</script>",
     "</script><img src=x onerror=alert(2)>",
@@ -33,7 +33,7 @@ HOSTILE = [
 
 
 def trained(folder, photos, experimental=None, **train):
-    """A supernet, tiny but really trained."""
+    """Train a tiny supernet and return its run directory."""
     train = {"pool_size": 3, "max_epochs": 4, "alpha": 0.1, **train}
     settings = {"data": {**DATA, "source": str(photos)}, "train": {**SETTINGS, **train}}
     config = Config(name="tiny", space=tiny_space(), **settings, experimental=experimental or {})
@@ -54,7 +54,7 @@ def latency_table(folder, **about):
 
 
 def picture(number):
-    """A thumbnail as `test.json` holds it."""
+    """Return a thumbnail in the form of `test.json`."""
     pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
     with io.BytesIO() as data:
         Image.fromarray(pixels).save(data, "PNG")
@@ -62,7 +62,8 @@ def picture(number):
 
 
 def facts_of_a_test(class_names, top1=0.75, images=2000, samples=6, correct=None):
-    """A `test.json` whose numbers agree with each other; runs of earlier versions do not know which images were correct."""
+    """Return a consistent `test.json`; like earlier versions, without `correct` it does not say which images were
+    right."""
     classes = len(class_names)
     per_class = images // classes
     right = round(top1 * per_class)
@@ -126,7 +127,7 @@ def add_model(
     correct=None,
     **arch,
 ):
-    """A trained model in the form that retraining and export give it; `arch` over what is there."""
+    """Write the files of a trained and exported model; `arch` overrides entries of an existing `arch.json`."""
     top1 = top1 if correct is None else float(np.mean(correct))
     home = folder / "models" / name
     home.mkdir(parents=True, exist_ok=True)
@@ -155,5 +156,5 @@ def read(file):
 
 
 def change(file, **changes):
-    """Change a JSON file; `None` as a key's value is JSON's null."""
+    """Change values of a JSON file; `None` becomes null."""
     write(file, {**read(file), **changes})

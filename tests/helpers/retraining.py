@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.stages.test_retrain` and others."""
+"""Test helpers shared by `tests.stages.test_retrain` and others."""
 
 import torch
 

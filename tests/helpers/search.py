@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.stages.test_search` and others."""
+"""Test helpers shared by `tests.stages.test_search` and others."""
 
 DATA = {"val_images": 12, "test_images": 6, "workers": 0, "pad": 1}
 

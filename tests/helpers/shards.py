@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.data.test_specs` and others."""
+"""Test helpers shared by `tests.data.test_specs` and others."""
 
 import io
 import tarfile

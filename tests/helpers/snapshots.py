@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.experimental.test_snapshots` and others."""
+"""Test helpers shared by `tests.experimental.test_snapshots` and others."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def checkpoints(run):
 
 
 def plain_accuracies(data, file):
-    """Of one checkpoint, by the plain function."""
+    """Return the accuracies of one checkpoint by `evaluate_paths`."""
     net = new_net()
     load_weights(net, read_checkpoint(file)[0])
     images, labels = data.val.eval_batch(np.arange(len(data.val)))
@@ -26,7 +26,7 @@ def plain_accuracies(data, file):
 
 
 def killed_and_resumed(folder, data, stop_after, monkeypatch, **settings):
-    """A training that ends without a word after so many steps, and the same command again."""
+    """Interrupt a training after `stop_after` steps, and start it again."""
     due = checkpointing.Checkpointing.if_due
 
     def stopping(self, path=None):

@@ -10,7 +10,7 @@ SHUFFLE_OPS = ["SHUFFLE_K3", "SHUFFLE_K5", "SHUFFLE_K7", "XCEPTION_K3"]
 
 @st.composite
 def spaces(draw) -> Space:
-    """Small spaces of both block families, stages with ops of their own, odd image sizes, one or three image channels."""
+    """Draw small spaces of both block families, with ops by stage, odd image sizes, and one or three image channels."""
     shuffle = draw(st.booleans())
     ops = st.lists(st.sampled_from(SHUFFLE_OPS if shuffle else MB_OPS), min_size=1, max_size=4, unique=True)
     stages, width = [], 8

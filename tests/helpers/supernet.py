@@ -1,10 +1,19 @@
-"""Helpers of tests: shared by `tests.models.test_supernet` and others."""
+"""Test helpers shared by `tests.models.test_supernet` and others."""
 
 import torch
 
 
+def with_lively_biases(net):
+    """Give the biases of convolutions, as in squeeze-and-excitation, values other than zero; return the net."""
+    generator = torch.Generator().manual_seed(2)
+    for module in net.modules():
+        if isinstance(module, torch.nn.Conv2d) and module.bias is not None:
+            module.bias.data.normal_(0, 0.3, generator=generator)
+    return net
+
+
 def with_lively_statistics(net):
-    """BatchNorm statistics and scales that differ from one channel to the next, as after training."""
+    """Give every channel different BatchNorm statistics and scales, as after training; return the net."""
     generator = torch.Generator().manual_seed(1)
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):

@@ -1,7 +1,7 @@
-"""Files of the same form as those that lie beside some checkouts, made from our own tables and a seed.
+"""Synthetic files in the format of published ones, made from our own tables and a seed.
 
-What the package does with such files is tested on these, wherever the checkout is. The published files are for tests of the
-published numbers alone.
+Tests of how the package uses such files run on these in every checkout. Only tests of the published numbers need the
+published files, which some checkouts have beside them.
 """
 
 import itertools
@@ -19,14 +19,14 @@ from greedynas.spaces.paths import canonical
 
 
 def true_accuracies(seed=0):
-    """(paths, accuracies of three trainings): every path of `macro`, and the same numbers for all paths of one network.
+    """Return every path of `macro` and the accuracies of three trainings, which are equal for all paths of one network.
 
-    Accuracy grows with the work of each layer and saturates, with a part of each network that nothing predicts. Better
-    networks vary less from one training to the next: by about 0.8 points at 70%, by 0.1 at 94%.
+    Accuracy grows with the work of each layer and saturates, plus an unpredictable part for each network. Better
+    networks vary less between trainings: by about 0.8 points at 70%, by 0.1 at 94%.
     """
     space, rng = load_space("macro"), np.random.default_rng(seed)
     paths = np.array(list(itertools.product(*(range(n) for n in space.num_ops))))
-    gains = np.sort(rng.uniform(0.1, 1.0, (8, 3)), axis=1)  # by layer and op: an identity gives least
+    gains = np.sort(rng.uniform(0.1, 1.0, (8, 3)), axis=1)  # by layer and op; identities have the lowest
     networks = {network: i for i, network in enumerate(dict.fromkeys(canonical(p, space) for p in paths.tolist()))}
     work = np.array([gains[np.arange(8), network].sum() for network in networks])
     luck = rng.normal(0, 0.25, len(networks))
@@ -37,12 +37,12 @@ def true_accuracies(seed=0):
 
 
 def deviation(accuracies):
-    """Standard deviation of one training of a network with this accuracy."""
+    """Return the standard deviation of one training of a network with this accuracy."""
     return 0.1 + 0.7 * (94 - accuracies) / 24
 
 
 def write_truth(file, seed=0):
-    """A file with the keys, the fields and the size of `nas-bench-macro_cifar10.json`."""
+    """Write a file with the keys, the fields and the size of `nas-bench-macro_cifar10.json`."""
     paths, trainings = true_accuracies(seed)
     costs = load_space("macro").costs(paths)
     entries = {
@@ -55,7 +55,7 @@ def write_truth(file, seed=0):
         }
         for path, runs, params, macs in zip(paths.tolist(), trainings.tolist(), costs.params, costs.macs, strict=True)
     }
-    order = np.random.default_rng(seed).permutation(list(entries)).tolist()  # the published file has no order either
+    order = np.random.default_rng(seed).permutation(list(entries)).tolist()  # the published file is unordered, too
     file.write_text(json.dumps({key: entries[key] for key in order}))
     return file
 
@@ -64,7 +64,7 @@ def write_truth(file, seed=0):
 
 
 def phone_space(**changes):
-    """`mobilenet` as ProxylessNAS has it: its first stage is 24 channels wide instead of 32."""
+    """Return `mobilenet` as in ProxylessNAS: its first stage is 24 channels wide instead of 32."""
     space = load_space("mobilenet")
     first = space.stages[0]
     assert first.channels == 32
@@ -73,7 +73,7 @@ def phone_space(**changes):
 
 
 def phone_ms(block):
-    """What a block takes on this phone: another number for every block, the larger the more it has to compute."""
+    """Return the latency of a block on this phone, which differs for every block and grows with its computation."""
     expand = int(block.op[2]) if block.op.startswith("MB") else 1
     kernel = int(block.op.rpartition("K")[2]) if "_K" in block.op else 1
     pixels = 1 if block.op == "FC" else math.ceil(block.in_size / block.stride) ** 2
@@ -81,7 +81,8 @@ def phone_ms(block):
 
 
 def write_phone_table(file):
-    """A YAML file with the keys of `pixel1_latency_proxyless.yaml`: all MB ops at every place, no identities, no SE."""
+    """Write a YAML file with the keys of `pixel1_latency_proxyless.yaml`: all MB ops of every layer, no identities, no
+    SE."""
     space, entries = phone_space(), {}
     for layer in (*space.layers, *fixed_layers(space)):
         for op in layer.ops:

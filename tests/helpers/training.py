@@ -1,4 +1,4 @@
-"""Helpers of tests: shared by `tests.greedy.test_training` and others."""
+"""Test helpers shared by `tests.greedy.test_training` and others."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def train(data, space=None, *, run=None, net=None, callbacks=(), experimental=No
 
 
 def recorded(folder, data, space=None, *, net=None, callbacks=(), experimental=None, **settings):
-    """A training in a run directory: the net, its state, and the rows of metrics by kind."""
+    """Train in a run directory; return the net, the state, and the rows of metrics by kind."""
     with new_run(folder, space, experimental, **settings) as run:
         net, state = train(data, space, run=run, net=net, callbacks=callbacks, experimental=experimental, **settings)
     return net, state, rows_of(folder)

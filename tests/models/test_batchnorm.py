@@ -1,4 +1,4 @@
-"""Modes of BatchNorm in evaluation: what ships, and those of plugins."""
+"""Tests of the modes of BatchNorm in evaluation: the built-in ones and those of plugins."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def facts(net):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mode", BN_MODES.names())
-def test_a_net_is_left_as_it_was(mode, training):
+def test_bn_mode_leaves_the_network_unchanged(mode, training):
     net = lively().train(training)
     net.layers[0].eval()  # not all modules are alike
     before, weights = facts(net), {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -38,7 +38,7 @@ def test_a_net_is_left_as_it_was(mode, training):
 
 
 @pytest.mark.parametrize("mode", BN_MODES.names())
-def test_it_is_left_so_by_errors_too(mode):
+def test_bn_mode_leaves_the_network_unchanged_after_an_error(mode):
     net = lively().train()
     before = facts(net)
 
@@ -51,7 +51,7 @@ def test_it_is_left_so_by_errors_too(mode):
     assert facts(net) == before
 
 
-def test_what_the_modes_normalise_by():
+def test_batch_and_running_mode_normalise_by_their_statistics():
     net, images = lively().train(), torch.randn(6, 3, 8, 8)
     norm = net.stem[0].norm
     outputs = {}
@@ -68,7 +68,7 @@ def test_what_the_modes_normalise_by():
     torch.testing.assert_close(found["running"], of_training)
 
 
-def test_calibration_has_buffers_of_its_own():
+def test_recalibration_uses_buffers_of_its_own():
     net = lively().train()
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     with bn_mode(net, "recalibrate") as made:
@@ -82,7 +82,7 @@ def test_calibration_has_buffers_of_its_own():
 
 
 class Blurred(BatchNormMode):
-    """The running averages, with a larger number under the root."""
+    """Use the running averages with a larger epsilon."""
 
     changes = ("eps",)
 
@@ -93,7 +93,7 @@ class Blurred(BatchNormMode):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_mode_of_a_plugin_is_a_mode_everywhere(data, registered):
+def test_a_plugin_mode_works_in_settings_evaluation_and_training(data, registered):
     registered(BN_MODES, "blurred", Blurred)
     assert TrainSettings(bn="blurred").bn == SearchSettings(bn="blurred").bn == "blurred"
     net, (images, labels) = lively(), data.val.eval_batch()
@@ -110,6 +110,6 @@ def test_a_mode_of_a_plugin_is_a_mode_everywhere(data, registered):
     assert state.evaluation_images % SETTINGS["filter_images"] == 0  # it calibrates nothing
 
 
-def test_a_mode_that_nobody_has_registered():
+def test_an_unknown_mode_is_refused():
     with pytest.raises(GreedyNASError, match="unknown BatchNorm mode 'blurred'"), bn_mode(lively(), "blurred"):
         pass

@@ -1,4 +1,4 @@
-"""The loss that weights images by their class, and what training and the choice of networks make of it."""
+"""Tests of the loss that weights images by their class, and of its effect on training and on the choice of networks."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from greedynas.greedy.filtering import filter_paths
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.greedy.state import TrainState
 from greedynas.greedy.validation import FilterLosses, SupernetAccuracies, evaluate_on_validation
-from greedynas.models.losses import classification_loss
+from greedynas.models.losses import classification_loss, distillation_loss, teacher_logits
 from greedynas.reporting.report import write_report
 from greedynas.runtime.rng import stream, torch_stream
 from greedynas.settings.schema import Config, RetrainSettings
@@ -41,7 +41,7 @@ def labels_of(*counts):
 
 @pytest.mark.parametrize("imbalance", [10, 60, 1000])
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_best_answer_for_an_image_is_its_own_class_whatever_the_weights(imbalance, classes):
+def test_the_loss_is_lowest_for_the_right_class_for_all_weights(imbalance, classes):
     """Beyond an imbalance of 9 C + 1, PyTorch's weighted and smoothed loss is lowest for the rarest class."""
     labels = labels_of(imbalance * 20, *[20] * (classes - 1))
     weights = balanced_weights(labels, classes).double()
@@ -49,25 +49,25 @@ def test_the_best_answer_for_an_image_is_its_own_class_whatever_the_weights(imba
     logits = smoothed.log().requires_grad_()
     classification_loss(logits, torch.arange(classes), weights, 0.1).backward()
     assert logits.grad.abs().max() < 1e-7
-    # In PyTorch's own loss this is no minimum, and the minimum is another class's.
+    # PyTorch's own loss has its minimum at another class.
     theirs = (smoothed[0] * weights).softmax(0) if imbalance > 9 * classes + 1 else None
     assert theirs is None or theirs.argmax() != 0
 
 
 @given(st.lists(st.integers(1, 200), min_size=2, max_size=5), st.integers(1, 16), st.integers(0, 100))
-def test_every_class_has_the_same_share_of_an_epoch_whatever_the_batch(counts, batch, seed):
+def test_every_class_has_the_same_share_of_an_epoch_at_every_batch_size(counts, batch, seed):
     labels = labels_of(*counts)
     weights = balanced_weights(labels, len(counts)).double()
     shares = torch.zeros(len(counts), dtype=torch.float64)
     for chosen in torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).split(batch):
         logits = torch.zeros(len(chosen), len(counts), dtype=torch.float64, requires_grad=True)
         classification_loss(logits, labels[chosen], weights).backward()
-        pull = -logits.grad.gather(1, labels[chosen, None]).squeeze(1) * len(chosen)  # of each image to its own class
+        pull = -logits.grad.gather(1, labels[chosen, None]).squeeze(1) * len(chosen)  # gradient of the own class
         shares.index_add_(0, labels[chosen], pull)
     np.testing.assert_allclose(shares / shares.sum(), 1 / len(counts), rtol=1e-5)
 
 
-def test_weights_have_a_mean_of_one_over_the_images_and_leave_out_absent_classes():
+def test_weights_have_a_mean_of_one_over_the_images_and_are_zero_for_absent_classes():
     labels = labels_of(300, 0, 20, 5)
     weights = balanced_weights(labels, 4)
     assert weights[1] == 0
@@ -76,12 +76,12 @@ def test_weights_have_a_mean_of_one_over_the_images_and_leave_out_absent_classes
     torch.testing.assert_close(sums[[0, 2, 3]], torch.full((3,), 325 / 3).double(), rtol=1e-6, atol=0)
 
 
-def test_classes_without_images_may_be_the_last_ones():
+def test_the_last_classes_may_have_no_images():
     assert balanced_weights(labels_of(3, 1), 4).tolist() == pytest.approx([2 / 3, 2, 0, 0])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_without_weights_all_images_count_alike(smoothing):
+def test_without_weights_all_images_count_equally(smoothing):
     labels = torch.tensor([0, 2, 1, 0, 0])
     log_p = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
     right = -log_p.gather(1, labels[:, None]).mean()
@@ -90,7 +90,7 @@ def test_without_weights_all_images_count_alike(smoothing):
     torch.testing.assert_close(classification_loss(log_p, labels, torch.ones(3), smoothing), expected)
 
 
-def test_soft_targets_and_labels_are_normalised_alike():
+def test_soft_targets_and_labels_give_the_same_loss():
     weights, labels = torch.tensor([0.2, 1.0, 9.0]), torch.tensor([0, 2, 1, 0, 0])
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     hard = classification_loss(logits, labels, weights, 0.1)
@@ -105,7 +105,7 @@ def test_soft_targets_and_labels_are_normalised_alike():
 
 
 def test_parts_of_a_batch_add_up_to_the_batch():
-    """As the shares of several ranks do, whichever classes each has."""
+    """Ranks compute such parts, and each rank may have other classes."""
     weights, labels = torch.tensor([0.1, 3.0]), torch.tensor([0, 0, 0, 0, 1, 1])
     logits = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     whole = classification_loss(logits, labels, weights, 0.1)
@@ -116,8 +116,31 @@ def test_parts_of_a_batch_add_up_to_the_batch():
     torch.testing.assert_close(sum(parts), whole)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_distillation_loss_follows_its_formula(temperature):
+    logits, wanted = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    found = distillation_loss(logits, wanted, temperature)
+    p, q = (wanted / temperature).softmax(1), (logits / temperature).softmax(1)
+    assert found.item() == pytest.approx(temperature**2 * (p * (p / q).log()).sum(1).mean().item(), rel=1e-4)
+
+
+def test_without_a_temperature_it_is_one():
+    logits, wanted = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    assert distillation_loss(logits, wanted) == distillation_loss(logits, wanted, 1.0)
+
+
+def test_the_logits_of_a_teacher_are_in_full_precision_and_have_no_gradient():
+    teacher, images = torch.nn.Linear(4, 3), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    exact, rounded = teacher_logits(teacher, images, "fp32"), teacher_logits(teacher, images, "bf16")
+    torch.testing.assert_close(exact, teacher(images).detach())
+    assert (exact.dtype, rounded.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(rounded, rounded.bfloat16().float())  # computed in bf16
+    assert not torch.equal(exact, rounded)
+    assert not exact.requires_grad
+
+
 def two_tone(folder, counts):
-    """Dark images of one class and bright ones of another."""
+    """Write dark images of one class and bright ones of another, and return the folder."""
     rng = np.random.default_rng(0)
     for (name, count), (low, high) in zip(counts.items(), [(0, 110), (140, 250)], strict=True):
         (folder / name).mkdir(parents=True)
@@ -127,7 +150,7 @@ def two_tone(folder, counts):
 
 
 @pytest.mark.parametrize("mixup", [0.0, 0.2])
-def test_classes_that_are_easily_told_apart_are_learnt_at_an_imbalance_of_sixty(tmp_path, mixup):
+def test_easily_separable_classes_are_learnt_at_an_imbalance_of_sixty(tmp_path, mixup):
     data = opened(
         two_tone(tmp_path, {"dark": 480, "light": 8}), class_weights="balanced", val_images=61, test_images=61
     )
@@ -139,7 +162,7 @@ def test_classes_that_are_easily_told_apart_are_learnt_at_an_imbalance_of_sixty(
     assert macro_accuracy(logits.argmax(1) == labels, labels, 2) > 0.95
 
 
-# Balanced data: what is filtered, searched and chosen by
+# Filtering, search and the choice of networks on balanced data
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +177,7 @@ PATHS = [(1, 2, 0, 1), (2, 2, 2, 2), (0, 1, 2, 0)]
 
 
 def by_hand(net, path, images, labels):
-    """Losses and accuracies averaged over classes, of one path with the statistics of these images."""
+    """Return a path's loss and accuracy, averaged over classes, with the BatchNorm statistics of these images."""
     net.train()
     with torch.no_grad():
         logits = net(images, path)
@@ -198,13 +221,13 @@ def test_filtering_ranks_by_the_balanced_loss_where_classes_are_balanced(uneven)
         losses[balanced] = dict(filtered.kept + filtered.rejected)
     chosen = uneven.val.balanced(20, stream(0, "filter images", 0))
     images, labels = uneven.val.eval_batch(chosen)
-    assert len(set(torch.bincount(labels).tolist())) > 1  # the rare classes have too few
+    assert len(set(torch.bincount(labels).tolist())) > 1  # the rare classes have too few images
     for path, loss in losses[True].items():
         assert loss == pytest.approx(by_hand(new_net(), path, images, labels)[0], rel=1e-4)
         assert loss != pytest.approx(losses[False][path], rel=1e-4)
 
 
-def test_the_search_goes_by_balanced_accuracy_and_says_so(uneven):
+def test_the_search_uses_balanced_accuracy(uneven):
     net = new_net()
     accuracies = SupernetAccuracies(net, uneven, SearchSettings(bn_images=1000), 0, "fp32")(PATHS)
     images, labels = uneven.val.eval_batch()
@@ -220,7 +243,7 @@ def test_rare_classes_make_a_balanced_accuracy_as_uncertain_as_fewer_images_woul
     assert plain.images == 26
 
 
-def test_the_best_of_several_networks_goes_by_balanced_validation(uneven):
+def test_the_best_of_several_networks_has_the_best_balanced_accuracy(uneven):
     measured = on_validation(new_network(), uneven)
     logits, labels = predict_logits(new_network(), uneven.val)
     assert measured["val_macro"] == macro_accuracy(logits.argmax(1) == labels, labels, 3)
@@ -242,11 +265,11 @@ def test_the_report_says_that_accuracies_are_averaged_over_classes(tmp_path):
         assert metric == ("balanced accuracy" if sentence else None)
         page = write_report(run).read_text()
         assert ("on validation images, averaged over classes" in page) == sentence
-        assert ("Accuracy there is the mean over classes" in page) == sentence
+        assert ("accuracies that are means over classes" in page) == sentence
 
 
 def test_equal_balanced_accuracies_are_equal_to_the_last_digit(uneven):
-    """A net that always gives the same answer is right for one class in three, however many images that class has."""
+    """A network that always predicts the same class has a balanced accuracy of one third, whatever the class."""
     net, accuracies = new_net(), []
     settings = SearchSettings(bn="running", bn_images=100)
     for answer in range(3):

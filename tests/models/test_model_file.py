@@ -19,14 +19,14 @@ from tests.helpers.model_files import NAMES, SE, SHUFFLE, make_card, save_traine
 
 
 def forge(file, header, body=b"", length=None):
-    """A safetensors file by hand."""
+    """Write a safetensors file with this header and return it."""
     data = json.dumps(header).encode() if isinstance(header, dict) else header
     file.write_bytes(struct.pack("<Q", len(data) if length is None else length) + data + body)
     return file
 
 
 def forge_card(file, **changes):
-    """The weights of a good file under another card."""
+    """Save a network, change entries of its card, and return the file."""
     save_trained(file)
     size = struct.unpack("<Q", file.read_bytes()[:8])[0]
     header, body = json.loads(file.read_bytes()[8 : 8 + size]), file.read_bytes()[8 + size :]
@@ -44,11 +44,11 @@ def refusal(where):
     return str(error.value)
 
 
-# What is saved comes back
+# Saving and loading
 
 
 @pytest.mark.parametrize("space", [SE, SHUFFLE, load_space("fashion"), "mobilenetv3_small_050"])
-def test_a_network_comes_back_as_it_was(tmp_path, space):
+def test_a_loaded_network_equals_the_saved_one(tmp_path, space):
     classes = tuple("abcdefghij") if space is not SE and not isinstance(space, str) else NAMES
     card = make_card(space, class_names=classes)
     network = save_trained(tmp_path / "model.safetensors", card)
@@ -62,7 +62,7 @@ def test_a_network_comes_back_as_it_was(tmp_path, space):
         assert torch.equal(loaded(images), network(images))
 
 
-def test_where_a_network_is_looked_for(tmp_path):
+def test_load_network_finds_models_of_runs_folders_and_files(tmp_path):
     run = tmp_path / "run"
     for seed, name in enumerate(("first", "second")):
         save_trained(run / "models" / name / "model.safetensors", make_card(name=name), seed)
@@ -72,7 +72,7 @@ def test_where_a_network_is_looked_for(tmp_path):
     assert greedynas.load_network(str(run / "models" / "first"))[1].name == "first"
     assert greedynas.load_network(run / "model.safetensors")[1].name == "old"
     (run / "models" / "second" / "model.safetensors").unlink()
-    assert greedynas.load_network(run)[1].name == "old"  # what export put at the top
+    assert greedynas.load_network(run)[1].name == "old"  # the file that export has written to the run directory
     write_json(run / "arch.json", {"model": "../../elsewhere"})
     assert "does not describe a network" in refusal(run)
     assert "no such model" in refusal(tmp_path / "nowhere")
@@ -81,7 +81,7 @@ def test_where_a_network_is_looked_for(tmp_path):
     assert find_model(run / "models" / "first").name == "model.safetensors"
 
 
-def test_plain_pytorch_without_the_supernet(tmp_path):
+def test_loading_a_network_imports_neither_the_supernet_nor_timm(tmp_path):
     save_trained(tmp_path / "model.safetensors")
     code = (
         "import sys, greedynas, torch; network, card = greedynas.load_network(sys.argv[1]); "
@@ -91,7 +91,7 @@ def test_plain_pytorch_without_the_supernet(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=120).returncode == 0
 
 
-# Files that are not what they seem
+# Malicious and damaged files
 
 
 class Payload:
@@ -104,18 +104,17 @@ class Payload:
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors", "model.bin"])
 @pytest.mark.parametrize("how", ["torch", "old torch", "pickle", "protocol 0"])
-def test_nothing_is_executed(tmp_path, name, how):
+def test_loading_executes_no_code_of_a_pickle(tmp_path, name, how):
     marker, file = tmp_path / "executed", tmp_path / name
     if how.endswith("torch"):
         torch.save({"state_dict": Payload(marker)}, file, _use_new_zipfile_serialization=how == "torch")
     else:
         file.write_bytes(pickle.dumps(Payload(marker), protocol=0 if how == "protocol 0" else 4))
-    told = refusal(file)
+    message = refusal(file)
     assert not marker.exists()
-    assert str(file) in told
-    assert (
-        "not a whole safetensors file" in told if how == "protocol 0" else "is a pickle, which can execute code" in told
-    )
+    assert str(file) in message
+    expected = "not a complete safetensors file" if how == "protocol 0" else "is a pickle, which can execute code"
+    assert expected in message
 
 
 def test_every_truncated_file_is_refused(tmp_path):
@@ -124,7 +123,7 @@ def test_every_truncated_file_is_refused(tmp_path):
     data = file.read_bytes()
     for length in [0, 1, 7, 8, 9, 100, *range(200, len(data), len(data) // 20), len(data) - 1]:
         file.write_bytes(data[:length])
-        assert "not a whole safetensors file" in refusal(file)
+        assert "not a complete safetensors file" in refusal(file)
 
 
 @pytest.fixture(scope="module")
@@ -136,18 +135,18 @@ def good(tmp_path_factory):
 
 @given(changes=st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=6))
 @settings(max_examples=60)
-def test_damage_is_refused_or_harmless(good, tmp_path_factory, changes):
+def test_a_damaged_file_is_refused_or_still_loads(good, tmp_path_factory, changes):
     file = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     data = bytearray(good)
     for place, value in changes:
         data[place] = value
     file.write_bytes(data)
-    told = ""
+    message = ""
     try:
         load_network(file)
     except GreedyNASError as error:
-        told = str(error)
-    assert "\n" not in told
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -167,12 +166,12 @@ def test_damage_is_refused_or_harmless(good, tmp_path_factory, changes):
         b"\xff\xfe",
     ],
 )
-def test_forged_headers(tmp_path, header):
-    told = refusal(forge(tmp_path / "model.safetensors", header))
-    assert len(told) < 500
+def test_forged_headers_are_refused_with_a_short_message(tmp_path, header):
+    message = refusal(forge(tmp_path / "model.safetensors", header))
+    assert len(message) < 500
 
 
-def test_forged_lengths(tmp_path):
+def test_forged_lengths_are_refused(tmp_path):
     for length in (2**63, 2**40, 10**9):
         refusal(forge(tmp_path / "model.safetensors", {}, length=length))
     card = {"__metadata__": {"greedynas": json.dumps({"name": "x" * (17 * 2**20)})}}
@@ -180,13 +179,13 @@ def test_forged_lengths(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["hf-hub:someone/model", "local-dir:x", "hf_hub:x", "../x", "https://x", "a b", ""])
-def test_timm_names_that_would_read_from_elsewhere(tmp_path, monkeypatch, name):
+def test_timm_names_that_would_download_are_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a connection"))
     file = forge_card(tmp_path / "model.safetensors", timm=name, space=None, path=None)
     assert "timm" in refusal(file)
 
 
-def test_timm_names_that_are_none(tmp_path):
+def test_unknown_timm_names_are_refused(tmp_path):
     file = forge_card(tmp_path / "model.safetensors", timm="mobilenetv9", space=None, path=None)
     assert "has no model 'mobilenetv9'" in refusal(file)
     forge_card(file, timm="mobilenetv2_100.not_a_tag", space=None, path=None)
@@ -194,12 +193,12 @@ def test_timm_names_that_are_none(tmp_path):
 
 
 def test_a_forged_network_takes_no_memory(tmp_path):
-    """As many parameters as a space can have, or more, in front of a few real weights."""
+    """A card may describe as many parameters as a space can have, or more, while the file has few weights."""
     own = json.loads(SE.model_dump_json(exclude_none=True))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     large = {**own, "ops": ["MB12_K7"], "stages": [{"channels": 1024, "repeat": 40}]}
     file = forge_card(tmp_path / "model.safetensors", space=large, path=[0] * 40)
-    assert "holds fewer weights than its network needs" in refusal(file)
+    assert "has fewer weights than its network needs" in refusal(file)
     forge_card(file, space={**large, "stages": [{"channels": 8192, "repeat": 64}] * 64}, path=[0] * 4096)
     assert "has more than 256 layers" in refusal(file)
     forge_card(file, timm="eva_giant_patch14_224", space=None, path=None)
@@ -208,7 +207,7 @@ def test_a_forged_network_takes_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"class_names": list("abcde")}, "a network with 3 outputs cannot have 5 class names"),
         (
@@ -223,18 +222,18 @@ def test_a_forged_network_takes_no_memory(tmp_path):
         ({"crop_fraction": 1e-9}, "crop_fraction 1e-09 is too small"),
         ({"std": [1, 0, 1]}, "std.1"),
         ({"mean": [0, float("nan"), 0]}, "mean.1"),
-        ({"mean": [0]}, "need 3 values"),
-        ({"image_size": 16}, "the images of the card are not those of its space"),
+        ({"mean": [0]}, "must have 3 values"),
+        ({"image_size": 16}, "the image size or channels of the card are not those of its space"),
         ({"timm": "mobilenetv2_100"}, "a space and a path, or a timm model"),
         ({"extra": 1}, "extra"),
     ],
 )
-def test_cards_that_do_not_fit(tmp_path, changes, told):
-    with pytest.raises(GreedyNASError, match=told):
+def test_cards_that_do_not_match_the_weights_are_refused(tmp_path, changes, message):
+    with pytest.raises(GreedyNASError, match=message):
         load_network(forge_card(tmp_path / "model.safetensors", **changes))
 
 
-def test_timm_weights_for_other_classes(tmp_path):
+def test_timm_weights_for_another_number_of_classes_are_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     card = make_card("mobilenetv3_small_050")
     save_network(file, make_network(card), card.model_copy(update={"class_names": tuple("abcde")}))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def little(activation="relu"):
-    """Stem, a layer that halves the resolution, one that keeps it, head: 6 px."""
+    """Return a space for images of 6 px: a stem, a layer that halves the resolution, two that keep it, a head."""
     return Space(
         name="little",
         image_size=6,
@@ -33,20 +33,20 @@ def pictures(count=4, seed=0):
 
 
 def normalised(x):
-    """BatchNorm with the statistics of the batch and no affine part."""
+    """Return the output of a BatchNorm with the statistics of the batch and no affine part."""
     mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)
     return (x - mean) / (var + 1e-5).sqrt()
 
 
 def agreement_by_hand(inputs):
-    """N − Hamming distance, bit by bit, from the inputs of all activation functions."""
+    """Return N − Hamming distance for all pairs, counted bit by bit from the inputs of all activation functions."""
     codes = [[value > 0 for layer in inputs for value in layer[i].flatten().tolist()] for i in range(len(inputs[0]))]
     return np.array([[sum(a == b for a, b in zip(one, two, strict=True)) for two in codes] for one in codes])
 
 
 @pytest.mark.parametrize(("activation", "act"), [("relu", F.relu), ("hard_swish", F.hardswish)])
-def test_the_score_is_that_of_a_computation_by_hand(activation, act):
-    """Stem, a strided identity (a convolution without a code), a block with a residual, head; in float64."""
+def test_the_agreement_equals_a_computation_by_hand(activation, act):
+    """The network has a stem, a strided identity (a convolution without a code), a residual block and a head."""
     network = build_network((0, 1, 0), little(activation), generator=torch.Generator().manual_seed(1)).double()
     x, weights = pictures(), {name: value for name, value in network.state_dict().items() if name.endswith("weight")}
     stem = normalised(F.conv2d(x, weights["stem.0.conv.weight"], padding=1))
@@ -70,7 +70,7 @@ def test_the_score_is_the_logarithm_of_the_determinant():
     assert nwot_score(path, space, images, seed=3) == pytest.approx(math.log(determinant), rel=1e-9)
 
 
-def test_paths_that_are_one_network_have_one_score_and_others_another():
+def test_equal_networks_have_equal_scores_and_others_do_not():
     space, images = little(), pictures().float()
     assert nwot_score((1, 0, 2), space, images, seed=0) == nwot_score((1, 2, 0), space, images, seed=0)
     scores = [nwot_score(path, space, images, seed=0) for path in itertools.product((0, 1), (1, 2), (1, 2))]
@@ -81,7 +81,7 @@ def test_paths_that_are_one_network_have_one_score_and_others_another():
     )
 
 
-def test_two_images_with_one_code_have_no_volume():
+def test_two_images_with_equal_codes_lower_the_score():
     images = pictures().float()
     images[1] = images[0]
     assert nwot_score((1, 1, 1), little(), images, seed=0) < nwot_score((1, 1, 1), little(), pictures().float(), 0) - 20

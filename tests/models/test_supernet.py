@@ -21,7 +21,7 @@ def images(space, batch=2):
 
 
 def counted(network, space) -> tuple[int, int]:
-    """Multiply-adds by torch's own counter, parameters by numel."""
+    """Return the multiply-adds by torch's own counter and the parameters by numel."""
     with torch.device("meta"):
         x = torch.empty(1, space.image_channels, space.image_size, space.image_size)
     with FlopCounterMode(display=False) as counter:
@@ -36,7 +36,7 @@ def priced(path, space) -> tuple[int, int]:
 
 
 @given(st.data())
-def test_table_equals_the_built_network_in_random_spaces(data):
+def test_costs_equal_those_of_the_built_network_in_random_spaces(data):
     space = data.draw(spaces())
     path = data.draw(paths_of(space))
     assert priced(path, space) == counted(build_network(path, space), space)
@@ -45,7 +45,7 @@ def test_table_equals_the_built_network_in_random_spaces(data):
 @pytest.mark.parametrize("name", space_names())
 @given(data=st.data())
 @settings(max_examples=10)
-def test_table_equals_the_built_network_in_shipped_spaces(name, data):
+def test_costs_equal_those_of_the_built_network_in_shipped_spaces(name, data):
     space = load_space(name)
     size = data.draw(st.just(space.image_size) | st.integers(space.total_stride, 2 * space.image_size))
     space = space.adapt(num_classes=data.draw(st.integers(1, 2000)), image_size=size)
@@ -67,7 +67,7 @@ def test_subnet_computes_the_same_function(data):
     with torch.no_grad():
         torch.testing.assert_close(subnet(x), net(x, path))
     assert not subnet.training
-    # Copies: training the one does not touch the other.
+    # The weights are copies: training one network does not change the other.
     storages = {parameter.data_ptr() for parameter in net.parameters()}
     assert not storages & {parameter.data_ptr() for parameter in subnet.parameters()}
 
@@ -87,7 +87,7 @@ def test_subnet_carries_nothing_of_the_supernet():
     subnet = net.subnet(path)
     assert len(pickle.dumps(subnet)) < 2 * 4 * sum(tensor.numel() for tensor in subnet.state_dict().values())
     assert not any(isinstance(module, (Supernet, torch.nn.Identity)) for module in subnet.modules())
-    # Its weights load into the same network built without any supernet, strictly.
+    # Its weights fit strictly into the same network built without a supernet.
     fresh = build_network(path, "mobilenet", num_classes=10).eval()
     fresh.load_state_dict(subnet.state_dict())
     x = images(net.space.adapt(image_size=64))
@@ -97,12 +97,13 @@ def test_subnet_carries_nothing_of_the_supernet():
 
 @given(st.data())
 @settings(max_examples=10)
-def test_a_training_step_touches_its_path_alone(data):
+def test_a_training_step_changes_only_its_path(data):
     space = data.draw(spaces())
     path = data.draw(paths_of(space))
     net = Supernet(space)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2)
-    for other in data.draw(st.lists(paths_of(space), max_size=2)):  # momentum of earlier steps must not leak either
+    # The momentum of earlier steps must not change other paths either.
+    for other in data.draw(st.lists(paths_of(space), max_size=2)):
         optimizer.zero_grad()
         net(images(space), other).square().sum().backward()
         optimizer.step()
@@ -123,7 +124,7 @@ def test_a_training_step_touches_its_path_alone(data):
             assert torch.equal(buffer, before[name])
 
 
-def test_one_generator_decides_all_weights_and_no_global_state_is_used():
+def test_all_weights_come_from_one_generator_and_no_global_state_is_used():
     torch.manual_seed(0)
     state = torch.get_rng_state()
     first, second = (Supernet("macro", generator=torch.Generator().manual_seed(3)) for _ in range(2))
@@ -141,7 +142,7 @@ def test_known_networks_run(name):
     assert 1e-3 < logits.std() < 10  # with BatchNorm at work, signals neither vanish nor explode at initialisation
 
 
-def test_strided_identities_over_few_channels_keep_to_their_memory():
+def test_strided_identities_over_few_channels_write_within_their_memory():
     """PyTorch's own strided 1x1 convolution writes out of bounds here (uxlfoundation/oneDNN#6035), on some CPUs."""
     code = (
         "import torch; from greedynas.models.blocks import ConvNorm\n"

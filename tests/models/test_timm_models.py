@@ -27,7 +27,7 @@ KNOWN = ("greedynas_a", "greedynas_b", "greedynas_c", "proxyless_r")
 
 
 def run(code):
-    """In a process of its own, where every warning is an error."""
+    """Run code in a separate process in which every warning is an error."""
     return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
 
 
@@ -39,13 +39,13 @@ def same(first, second, images):
 # Registration
 
 
-def test_importing_greedynas_alone_imports_neither_timm_nor_torch():
+def test_importing_greedynas_imports_neither_timm_nor_torch():
     done = run("import sys, greedynas; sys.exit('timm' in sys.modules or 'torch' in sys.modules)")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("imports", ["import greedynas, timm", "import timm, greedynas"])
-def test_timm_knows_our_networks_after_one_call_in_either_order(imports):
+def test_timm_lists_our_networks_after_registration_in_either_import_order(imports):
     listed = "print(*timm.list_models('greedynas*'), *timm.list_models('proxyless_r'))"
     done = run(f"{imports}; {listed}; greedynas.register_timm_models(); greedynas.register_timm_models(); {listed}")
     assert done.stderr == ""
@@ -62,7 +62,7 @@ def test_importing_greedynas_installs_no_import_hook():
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_networks(name):
+def test_timm_creates_known_networks(name):
     network = timm.create_model(name, num_classes=7)
     assert isinstance(network, Network)
     ours = build_network(name.replace("_", "-"), num_classes=7)
@@ -75,7 +75,7 @@ def test_known_networks(name):
 
 
 @pytest.mark.parametrize("name", ["greedynas_c", "proxyless_r"])
-def test_five_feature_maps(name):
+def test_backbones_have_five_feature_maps(name):
     backbone = timm.create_model(name, features_only=True)
     assert backbone.feature_info.reduction() == [2, 4, 8, 16, 32]
     assert backbone.feature_info.channels() == [16, 32, 40, 96, 320]
@@ -87,7 +87,7 @@ def test_five_feature_maps(name):
     ]
 
 
-def test_feature_maps_are_the_networks_own():
+def test_feature_maps_equal_the_outputs_of_the_stages():
     torch.manual_seed(0)
     whole = timm.create_model("greedynas_c").eval()
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_feature_maps_are_the_networks_own():
         ("shufflenet", [2, 4, 8, 16, 32], [16, 64, 160, 320, 640]),
     ],
 )
-def test_the_strides_of_other_spaces(space, strides, channels):
+def test_feature_maps_of_other_spaces_have_their_strides(space, strides, channels):
     home = load_space(space)
     arch = [0] * len(home.layers)
     backbone = timm.create_model("greedynas", arch=arch, space=space, features_only=True).eval()
@@ -120,7 +120,7 @@ def test_the_strides_of_other_spaces(space, strides, channels):
 
 
 def test_a_stage_without_blocks_still_has_its_features():
-    """Identities that change no shape are not there; the feature map is what came in."""
+    """Identities that change no shape are left out, so the feature map of such a stage is its input."""
     space = Space(
         name="thin",
         ops=["ID", "MB3_K3"],
@@ -132,7 +132,7 @@ def test_a_stage_without_blocks_still_has_its_features():
     assert [tuple(one.shape) for one in backbone(torch.randn(1, 1, 16, 16))] == [(1, 8, 8, 8), (1, 16, 4, 4)]
 
 
-def test_subnets_have_features_too():
+def test_subnets_describe_their_feature_maps():
     net = Supernet(SE)
     assert net.subnet([1, 1, 1, 1]).feature_info == feature_info(SE)
 
@@ -163,7 +163,7 @@ def test_reset_classifier_and_pooling():
     assert timm.create_model("greedynas", arch="1111", space=SE, num_classes=0).eval()(images).shape == (2, 16)
 
 
-def test_the_new_classifier_goes_where_the_network_is():
+def test_a_new_classifier_has_the_precision_and_mode_of_the_network():
     network = timm.create_model("greedynas", arch="1111", space=SE).double().eval()
     network.reset_classifier(5)
     assert network.classifier.weight.dtype == torch.float64
@@ -181,7 +181,7 @@ def test_grad_checkpointing_gives_the_same_gradients():
     assert all(torch.allclose(first, second, atol=1e-6) for first, second in zip(*gradients, strict=True))
 
 
-def test_learning_rates_by_depth():
+def test_timm_scales_learning_rates_by_depth():
     from timm.optim import create_optimizer_v2
 
     optimizer = create_optimizer_v2(build_network("1111", SE), opt="sgd", lr=0.1, layer_decay=0.5)
@@ -195,7 +195,7 @@ def test_learning_rates_by_depth():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run with a trained network in `models/best`."""
+    """Return a run directory with a trained network in `models/best`."""
     home = tmp_path_factory.mktemp("run")
     save_trained(home / "models" / "best" / "model.safetensors", make_card(crop_fraction=0.8))
     card = make_card()
@@ -206,7 +206,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("where", ["", "models/best", "models/best/model.safetensors"])
-def test_a_trained_network_by_its_folder(folder, where):
+def test_timm_creates_a_trained_network_from_its_folder_or_file(folder, where):
     from greedynas import load_network
 
     images = torch.randn(2, 3, 8, 8)
@@ -230,8 +230,8 @@ def test_timms_own_loader_reads_the_exported_weights(folder):
     assert same(network, expected, images)
 
 
-def test_an_arch_json_means_the_network_that_is_retrained(tmp_path):
-    """The canonical path, whose blocks may lie in other stages than those of the evaluated one."""
+def test_an_arch_json_gives_the_canonical_path(tmp_path):
+    """Retraining builds the canonical path, whose blocks may be in other stages than those of the evaluated path."""
     stem = [Fixed(op="CONV_K3", channels=8, stride=2)]
     space = Space(name="flat", ops=["ID", "MB3_K3"], stem=stem, stages=[Stage(channels=8), Stage(channels=8)])
     write_json(tmp_path / "arch.json", {"space": "flat", "path": [0, 1], "canonical_path": [1, 0]})
@@ -240,7 +240,7 @@ def test_an_arch_json_means_the_network_that_is_retrained(tmp_path):
     assert set(network.state_dict()) != set(build_network([0, 1], space).state_dict())
 
 
-def test_other_classes_and_channels_keep_the_other_weights(folder):
+def test_a_changed_number_of_classes_or_channels_keeps_all_other_weights(folder):
     from greedynas import load_network
 
     expected, _ = load_network(folder)
@@ -257,7 +257,7 @@ def test_other_classes_and_channels_keep_the_other_weights(folder):
         assert network.stem[0].conv.weight.shape[1] == channels
 
 
-def test_a_grey_network_sees_grey_in_colours(tmp_path):
+def test_a_network_for_grey_images_works_on_coloured_ones(tmp_path):
     card = make_card(load_space("fashion"), class_names=tuple("abcdefghij"))
     grey = save_trained(tmp_path / "model.safetensors", card)
     network = timm.create_model("greedynas", arch=tmp_path, pretrained=True, in_chans=3).eval()
@@ -267,7 +267,7 @@ def test_a_grey_network_sees_grey_in_colours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({}, "name the network with arch="),
         ({"arch": "greedynas-z"}, "unknown network 'greedynas-z'"),
@@ -278,12 +278,12 @@ def test_a_grey_network_sees_grey_in_colours(tmp_path):
         ({"arch": "2" * 8, "space": "macro", "in_chans": 1000}, "image_channels"),
     ],
 )
-def test_wrong_architectures(arguments, told):
-    with pytest.raises(GreedyNASError, match=told):
+def test_invalid_architectures_are_refused(arguments, message):
+    with pytest.raises(GreedyNASError, match=message):
         timm.create_model("greedynas", **arguments)
 
 
-def test_wrong_files(tmp_path, folder):
+def test_invalid_files_are_refused(tmp_path, folder):
     def refused(file, content=None):
         if content is not None:
             file.write_text(content)
@@ -309,7 +309,7 @@ def test_the_card_beside_the_weights_is_an_architecture(tmp_path):
     assert network(torch.randn(1, 3, 8, 8)).shape == (1, 3)
 
 
-def test_no_warnings(folder):
+def test_timm_creates_networks_without_warnings(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         timm.create_model("greedynas", arch=folder, pretrained=True, features_only=True)

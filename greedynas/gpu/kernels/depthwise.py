@@ -2,10 +2,11 @@
 # ruff: noqa: RUF005  (Triton adds tuples, it does not unpack them)
 """Depthwise convolutions on NHWC tensors in Triton, with the BatchNorm and activation before them folded in.
 
-A thread owns one channel and a few neighbouring columns of an image and walks down its rows. It keeps the filter, and the
-rows that are not complete yet, in registers: a ring of tiles, written as tuples of tensors that are unrolled when the
-kernel is compiled. So each input is loaded about (columns + K - 1) / columns times instead of K * K times, and BatchNorm
-and activation are computed as often. The channel of a thread never changes: statistics need no exchange between threads.
+A thread owns one channel and a few neighbouring columns of an image and iterates over its rows. It keeps the filter and
+the incomplete rows in registers: a ring of tiles, written as tuples of tensors that are unrolled when the kernel is
+compiled. So each input is loaded about (columns + K - 1) / columns times instead of K * K times, and BatchNorm and
+activation are computed equally often. The channel of a thread never changes, so statistics need no exchange between
+threads.
 
 Rows: output row o takes input row i with tap kh where i = S * o + kh - P. With i = S * g + j (j < S) and o = g + d that is
 kh = j + P - S * d: a fixed pattern over groups g of S input rows, with d from D_MIN = -(P // S) on. Columns are alike.
@@ -28,12 +29,12 @@ from greedynas.gpu.kernels.norms import activate, affine_row, store_moments
 
 @dataclass(frozen=True)
 class Plan:
-    """What a thread owns: neighbouring columns (a multiple of the stride) and channels; a rule from the filter's size."""
+    """The work of a thread: neighbouring columns (a multiple of the stride) and channels, by the filter's size."""
 
     columns: int = 4
     channels: int = 1
     registers: int | None = None
-    programs: int = 16  # for each multiprocessor
+    programs: int = 16  # per multiprocessor
     ahead: int = 1  # rows that are loaded before they are needed (forward)
 
     @property
@@ -45,8 +46,9 @@ class Plan:
         return {"num_warps": WARPS, "num_stages": 1} | ({"maxnreg": self.registers} if self.registers else {})
 
 
-# Registers decide: fewer mean more threads that hide each other's waiting, too few end in slow memory. The best of a handful
-# on an H200. Seven columns divide the maps of 224 px, four those of 32 px: what leaves the least over is taken.
+# Registers decide the speed: with fewer, more threads hide each other's latency; too few spill to slow memory. These
+# were the fastest of a few plans on an H200. Seven columns divide the maps of 224 px, four those of 32 px; the one with
+# the smallest remainder is used.
 FORWARD = {  # (kernel, stride)
     (3, 1): (Plan(7, 2, 128, programs=32), Plan(4, 2, 96, programs=32)),
     (5, 1): (Plan(7, 2, 168, programs=32), Plan(4, 2, 128, programs=32)),
@@ -57,27 +59,30 @@ FORWARD = {  # (kernel, stride)
 }
 
 
-def least_left_over(width: int, columns: Sequence[int]) -> int:
-    """Which number of columns, by its place, cuts the width with the fewest to spare."""
+def least_overhang(width: int, columns: Sequence[int]) -> int:
+    """Return the index of the number of columns that divides the width with the smallest overhang."""
     return min(range(len(columns)), key=lambda i: cdiv(width, columns[i]) * columns[i])
 
 
 @triton.jit
 def place(item, near, tiles):
-    """Channel and tile of columns. Neighbouring threads have the same `near` channels of neighbouring tiles, whose inputs
-    overlap: what one of them loads is in the cache for the other."""
+    """Return the channel and the tile of columns of an item.
+
+    Neighbouring threads have the same `near` channels of neighbouring tiles, whose inputs overlap: what one of them
+    loads is in the cache for the other.
+    """
     return item // (near * tiles) * near + item % near, item // near % tiles
 
 
 @triton.jit
 def within(column, width):
-    """0 <= column < width, as one comparison."""
+    """Return 0 <= column < width, computed as one comparison."""
     return column.to(tl.uint32, bitcast=True) < width.to(tl.uint32)
 
 
 @triton.jit
 def load_row(ptr, column, width, C, COUNT: tl.constexpr):
-    """COUNT neighbouring pixels of a row, as they are stored; zero outside of the image."""
+    """Return COUNT neighbouring pixels of a row as stored, zero outside of the image."""
     values = ()
     for i in tl.static_range(COUNT):
         values = values + (tl.load(ptr + i * C, mask=within(column + i, width), other=0.0),)
@@ -86,7 +91,7 @@ def load_row(ptr, column, width, C, COUNT: tl.constexpr):
 
 @triton.jit
 def activations(row, column, width, scale, shift, COUNT: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr):
-    """What the convolution sees of such a row: act(BatchNorm), zero outside of the image."""
+    """Return the convolution's input for such a row: act(BatchNorm), zero outside of the image."""
     values = ()
     for i in tl.static_range(COUNT):
         x = row[i].to(tl.float32)
@@ -98,13 +103,13 @@ def activations(row, column, width, scale, shift, COUNT: tl.constexpr, NORM: tl.
 
 @triton.jit
 def width_of(row, H, W):
-    """Columns of a row: none outside of the image."""
+    """Return the number of columns of a row, which is 0 outside of the image."""
     return tl.where((row >= 0) & (row < H), W, 0)
 
 
 @triton.jit
 def _gather(ring, x, w, J: tl.constexpr, K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, RING: tl.constexpr):
-    """Add what row J of a group of input rows gives to each output of the ring."""
+    """Add the contribution of row J of a group of input rows to each output of the ring."""
     out = ()
     for d in tl.static_range(RING):
         for o in tl.static_range(T):
@@ -141,7 +146,7 @@ def _forward(
     C = CA * ALIGN
     c, tile = place(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), near * ALIGN, tiles)
     inside = c < C
-    column = tl.where(inside, tile * (T * S) - P, -(1 << 20))  # far outside: nothing is loaded
+    column = tl.where(inside, tile * (T * S) - P, -(1 << 20))  # far outside, so that nothing is loaded
     out_column = tl.where(inside, tile * T, 1 << 20)
     x_at = column * C + c
     y_at = tile * (T * C) + c
@@ -156,7 +161,7 @@ def _forward(
         x_image = x_ptr + tl.cast(n, tl.int64) * (H * W * C)
         y_image = y_ptr + tl.cast(n, tl.int64) * (OH * OW * C)
         ring = zeros(RING * T, BLOCK)
-        rows = ()  # on their way
+        rows = ()  # rows that are being loaded
         for i in tl.static_range(AHEAD):
             rows = rows + load_row(x_image + i * (W * C) + x_at, column, width_of(i, H, W), C, COUNT)
         for g in range(OH):
@@ -185,13 +190,13 @@ def _forward(
 
 @cache
 def near_channels(channels: int, align: int) -> int:
-    """The largest part, up to 64, into which the channels can be cut evenly."""
+    """Return the largest size up to 64 into which the channels can be divided evenly."""
     part = max((size for size in range(align, 65, align) if channels % size == 0), default=0)
     return part if part >= 16 else channels
 
 
 def split(images: int, items: int, plan: Plan, device: torch.device) -> tuple[int, int]:
-    """Images of one program and parts of the batch, for about as many programs as planned."""
+    """Return the images per program and the parts of the batch, for about the planned number of programs."""
     wanted = plan.programs * processors(device) // cdiv(items, plan.block)
     each = cdiv(images, max(1, min(images, wanted)))
     return each, cdiv(images, each)
@@ -200,13 +205,13 @@ def split(images: int, items: int, plan: Plan, device: torch.device) -> tuple[in
 def forward(
     x: Tensor, w: Tensor, stride: int, before: Tensor | None = None, act: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The depthwise convolution of act(BatchNorm `before`(x)), x (images, H, W, C), and its moments."""
+    """Return the depthwise convolution of act(BatchNorm `before`(x)) for x (images, H, W, C), and its moments."""
     if depthwise_whole.fits(x, stride):
         return depthwise_whole.forward(x, w, before, act)
     N, H, W, C = x.shape
     K, OH, OW = w.shape[-1], -(-H // stride), -(-W // stride)
     plans = FORWARD[K, stride]
-    plan = plans[least_left_over(OW, [plan.columns for plan in plans])]
+    plan = plans[least_overhang(OW, [plan.columns for plan in plans])]
     tiles, align = cdiv(OW, plan.columns), alignment(C)
     each, parts = split(N, tiles * C, plan, x.device)
     y, part = x.new_empty((N, OH, OW, C)), partial_moments(x, parts * tiles, C)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
 # ruff: noqa: RUF005  (Triton adds tuples, it does not unpack them)
-"""Gradients of depthwise convolutions, in the manner of `depthwise.py`: a walk down the rows of the output's gradient.
+"""Gradients of depthwise convolutions, like `depthwise.py` by iterating over the rows of the output's gradient.
 
-At row o the groups g = o - d of input rows are in reach: `ring` holds their gradients, which are not complete yet, `kept`
-their activations. The gradient of the output is formed from what BatchNorm's backward pass needs when it is loaded, and the
-input's goes on through the activation before the convolution, with the sums of the BatchNorm there.
+Row o reaches the groups g = o - d of input rows: `ring` holds their incomplete gradients, `kept` their activations. The
+gradient of the output is computed on load by BatchNorm's backward formula. The gradient of the input is propagated
+through the activation before the convolution, and the sums for the BatchNorm there are computed in the same kernel.
 """
 
 import torch
@@ -16,7 +16,7 @@ from greedynas.gpu.kernels import depthwise_whole
 from greedynas.gpu.kernels.depthwise import (
     Plan,
     activations,
-    least_left_over,
+    least_overhang,
     load_row,
     near_channels,
     place,
@@ -29,8 +29,8 @@ from greedynas.gpu.kernels.launching import alignment, cdiv, launch, partial_sum
 from greedynas.gpu.kernels.norms import affine_row, backward_through
 from greedynas.gpu.kernels.weights import sum_parts
 
-# (kernel, stride): plans to choose from by the width. Of one: both gradients at once, which reads less. Of two: input, then
-# weight, which takes fewer registers.
+# By (kernel, stride): plans to choose from by the width. A single plan computes both gradients at once, which reads
+# less; a pair of plans computes the input's, then the weight's, which takes fewer registers.
 BACKWARD: dict[tuple[int, int], tuple[tuple[Plan, ...], ...]] = {
     (3, 1): ((Plan(7, 2, 255),), (Plan(4, 2, 168),)),
     (5, 1): ((Plan(7, 1, 255),), (Plan(4, 1, 168),)),
@@ -43,7 +43,7 @@ BACKWARD: dict[tuple[int, int], tuple[tuple[Plan, ...], ...]] = {
 
 @triton.jit
 def _gradients_of(g, y, column, width, a, b, c0, COUNT: tl.constexpr):
-    """A row of the gradient of the convolution's output, zero outside of the image."""
+    """Return a row of the gradient of the convolution's output, zero outside of the image."""
     values = ()
     for i in tl.static_range(COUNT):
         value = a * g[i].to(tl.float32) + (b * y[i].to(tl.float32) + c0)
@@ -53,7 +53,7 @@ def _gradients_of(g, y, column, width, a, b, c0, COUNT: tl.constexpr):
 
 @triton.jit
 def _gather_back(ring, g, w, K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, RING: tl.constexpr):
-    """Add what a row of gradients gives to each input gradient of the ring: row j of group q, column t."""
+    """Add the contribution of a row of gradients to each input gradient of the ring: row j of group q, column t."""
     out = ()
     for q in tl.static_range(RING):
         for j in tl.static_range(S):
@@ -75,7 +75,7 @@ def _gather_back(ring, g, w, K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, 
 def _gather_weights(sums, g, kept, K: tl.constexpr, S: tl.constexpr, T: tl.constexpr):
     """Add the products of a row of gradients and the kept activations to the gradient of each tap.
 
-    Tap kh meets row kh of the kept ones, counted from the first that the row of gradients reaches.
+    Tap kh is multiplied with row kh of the kept ones, counted from the first one that the row of gradients reaches.
     """
     out = ()
     for kh in tl.static_range(K):
@@ -91,7 +91,7 @@ def _gather_weights(sums, g, kept, K: tl.constexpr, S: tl.constexpr, T: tl.const
 
 @triton.jit
 def _load_group(x_image, row, at, H, W, C, column, S: tl.constexpr, T: tl.constexpr):
-    """The S rows of a group of inputs, as they are stored."""
+    """Return the S rows of a group of inputs, as stored."""
     values = ()
     for j in tl.static_range(S):
         values = values + load_row(x_image + (row + j) * (W * C) + at, column, width_of(row + j, H, W), C, T)
@@ -109,7 +109,7 @@ def _activated(group, row, H, W, column, scale, shift, S: tl.constexpr, T: tl.co
 
 @triton.jit
 def _emit_back(ring, x, out_image, row, at, H, W, C, column, scale, shift, mean, total, product, S: tl.constexpr, T: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr):  # fmt: skip
-    """Store the S finished rows of a group, on through the activation where there is one, and its BatchNorm's sums."""
+    """Store the S finished rows of a group, propagated through the activation, if any, and update BatchNorm's sums."""
     for j in tl.static_range(S):
         for t in tl.static_range(T):
             inside = within(column + t, width_of(row + j, H, W))
@@ -129,8 +129,10 @@ def _backward(
     ALIGN: tl.constexpr, INPUT: tl.constexpr, WEIGHT: tl.constexpr, NORM: tl.constexpr, ACT: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """INPUT gradient, WEIGHT gradient, or both at once. `ring`: rows of the input gradient that are not complete yet,
-    `kept`: the activations of the same rows."""
+    """Compute the INPUT gradient, the WEIGHT gradient, or both at once.
+
+    `ring` holds the incomplete rows of the input gradient, `kept` the activations of the same rows.
+    """
     P: tl.constexpr = K // 2
     D_MIN: tl.constexpr = -(P // S)
     D_MAX: tl.constexpr = (S - 1 + P) // S
@@ -169,14 +171,14 @@ def _backward(
                 group = _load_group(x_image, i * S, at, H, W, C, column, S, T)
                 kept = kept + _activated(group, i * S, H, W, column, scale, shift, S, T, NORM, ACT)
             group = _load_group(x_image, -D_MIN * S, at, H, W, C, column, S, T)
-        # kept: groups -D_MAX - 1 to -D_MIN - 1; the first of them leaves as the next one enters.
+        # kept: groups -D_MAX - 1 to -D_MIN - 1; the first of them is dropped when the next one is added.
         if INPUT:
             x_group = _load_group(x_image, -D_MAX * S, at, H, W, C, column, S, T)
         g_row = load_row(g_image + g_at, g_column, OW, C, COUNT)
         y_row = load_row(y_image + g_at, g_column, OW, C, COUNT)
         for o in range(OH):
             g = _gradients_of(g_row, y_row, g_column, OW, a, b, c0, COUNT)
-            # What the next step needs is loaded while this one is computed.
+            # Load the data of the next step while this one is computed.
             width = width_of(o + 1, OH, OW)
             g_row = load_row(g_image + (o + 1) * (OW * C) + g_at, g_column, width, C, COUNT)
             y_row = load_row(y_image + (o + 1) * (OW * C) + g_at, g_column, width, C, COUNT)
@@ -218,11 +220,11 @@ def backward(
     g: Tensor, y: Tensor, coef: Tensor, x: Tensor, w: Tensor, stride: int,
     before: Tensor | None = None, act: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of z of BatchNorm `before` (of x itself without one), its partial sums, and of the weights, float32."""
+    """Return the gradients of z of BatchNorm `before` (else of x) and of the weights, and BatchNorm's partial sums."""
     if depthwise_whole.fits(x, stride):
         return depthwise_whole.backward(g, y, coef, x, w, before, act)
     choice = BACKWARD[w.shape[-1], stride]
-    plans = choice[least_left_over(x.shape[2], [plans[0].columns for plans in choice])]
+    plans = choice[least_overhang(x.shape[2], [plans[0].columns for plans in choice])]
     if len(plans) == 1:
         out, part, sums = _gradients(plans[0], True, True, g, y, coef, x, w, stride, before, act)
     else:
@@ -239,7 +241,7 @@ def _gradients(
     K, (_, OH, OW, _) = w.shape[-1], g.shape
     tiles, align = cdiv(W, plan.columns), alignment(C)
     each, parts = split(N, tiles * C, plan, x.device)
-    if of_weight:  # sums that are written and read again: on small images fewer
+    if of_weight:  # partial sums are written and read again, so use fewer parts on small images
         few = max(3 * processors(x.device) // cdiv(tiles * C, plan.block), N * H * W // (4 * K * K * tiles), 1)
         each = cdiv(N, min(parts, few))
         parts = cdiv(N, each)

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
 # ruff: noqa: RUF005  (Triton adds tuples, it does not unpack them)
-"""Depthwise convolutions of maps that are so small that a thread keeps a whole one: all taps that fall outside are left out
-when the kernel is compiled. Otherwise as `depthwise.py` and `depthwise_backward.py`, with stride 1."""
+"""Depthwise convolutions with stride 1 of maps that are small enough for one thread to hold a whole one: taps that fall
+outside are omitted when the kernel is compiled. Otherwise like `depthwise.py` and `depthwise_backward.py`."""
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -14,7 +14,7 @@ from greedynas.gpu.kernels.norms import activate, affine_row, backward_through, 
 from greedynas.gpu.kernels.weights import sum_parts
 
 LARGEST = 16  # pixels of a map
-PROGRAMS = 8  # for each multiprocessor
+PROGRAMS = 8  # per multiprocessor
 
 
 def fits(x: Tensor, stride: int) -> bool:
@@ -115,7 +115,7 @@ def _backward(
             added = ()
             for k in tl.static_range(K * K):
                 tap = sums[k]
-                # Output (i // W - k // K + P, i % W - k % K + P) sees this input by tap k.
+                # Output (i // W - k // K + P, i % W - k % K + P) reads this input by tap k.
                 if i // W - k // K + K // 2 >= 0 and i // W - k // K + K // 2 < H and i % W - k % K + K // 2 >= 0 and i % W - k % K + K // 2 < W:  # fmt: skip
                     dx += g[(i // W - k // K + K // 2) * W + i % W - k % K + K // 2] * w[k]
                     tap += g[(i // W - k // K + K // 2) * W + i % W - k % K + K // 2] * x
@@ -135,7 +135,7 @@ def _backward(
 
 
 def _split(x: Tensor, block: int, programs: int) -> tuple[int, int]:
-    """Images of one program, and parts of the batch."""
+    """Return the images per program, and the parts of the batch."""
     wanted = programs * processors(x.device) // cdiv(x.shape[3], block)
     each = cdiv(len(x), max(1, min(len(x), wanted)))
     return each, cdiv(len(x), each)

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
 # ruff: noqa: RUF005 (Triton has no unpacking)
-"""What the depthwise kernels share: how a filter is loaded."""
+"""Loading of filters, shared by the depthwise kernels."""
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]

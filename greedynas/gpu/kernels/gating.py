@@ -45,7 +45,7 @@ def _gate_gradient(
     g_ptr, gate_ptr, squeeze_ptr, y_ptr, norm_ptr, part_ptr, M, CA, pixels,
     ALIGN: tl.constexpr, GATE: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """In place: the gradient of z, from that of act(z) * gate and that of the squeezed act(z); with BatchNorm's sums."""
+    """Replace the gradient of act(z) * gate by that of z, with that of the squeezed act(z); sum for BatchNorm."""
     C = CA * ALIGN
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     mean = affine_row(norm_ptr, 0, C, c, c < C)[None, :]
@@ -69,7 +69,7 @@ def _gate_gradient(
 
 
 def image_sums(x: Tensor, norm: Tensor, act: str | None, images: int, g: Tensor | None = None) -> Tensor:
-    """The sum of act(z), or of act(z) * g, over the pixels of each image: float32 (images, C)."""
+    """Return the sum of act(z), or of act(z) * g, over the pixels of each image: float32 (images, C)."""
     M, C = size(x)
     block_c, align = columns(C), alignment(C)
     out = torch.empty((images, C), dtype=torch.float32, device=x.device)
@@ -81,9 +81,11 @@ def image_sums(x: Tensor, norm: Tensor, act: str | None, images: int, g: Tensor 
 
 
 def gate_gradient(g: Tensor, gate: Tensor | None, squeeze: Tensor, y: Tensor, norm: Tensor, act: str | None) -> Tensor:
-    """Turns the gradient g of act(z) * gate into that of z, in place; `squeeze` is the gradient of act(z) by the mean
-    over pixels, (images, C) like the gate. Without a gate there is only the latter, and what was in g does not matter.
-    Returns the partial sums of BatchNorm's gradient."""
+    """Replace the gradient g of act(z) * gate by that of z, in place, and return BatchNorm's partial sums.
+
+    `squeeze` is the gradient of act(z) by the mean over pixels, (images, C) like the gate. Without a gate, it is the
+    only gradient, and the values of g are ignored.
+    """
     M, C = size(y)
     block_c = columns(C)
     block_r = 2048 // block_c

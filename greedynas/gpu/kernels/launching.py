@@ -1,4 +1,4 @@
-"""How Triton's kernels are started: the sizes of grids, and a short way to kernels that are compiled already."""
+"""Launching of Triton's kernels: the sizes of grids, and a fast path to kernels that are already compiled."""
 
 from functools import cache, reduce
 from operator import or_
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class Dry:
-    """While `on`, kernels are compiled, not run."""
+    """A switch: while it is `on`, kernels are compiled but not run."""
 
     on = False
 
 
 class Layout(NamedTuple):
-    """Where a kernel's numbers and its constants begin; the tensors come first."""
+    """The positions of a kernel's first number and first constant among its arguments; the tensors come first."""
 
     numbers: int
     constants: int
@@ -26,10 +26,11 @@ _layouts: dict[int, Layout] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run a kernel: tensors (the first one tells the device), numbers, constants. Products and sums may fuse.
+    """Run a kernel with these arguments: tensors (the first one sets the device), numbers, constants.
 
-    For every call Triton inspects all arguments to find the compiled kernel, which takes longer than many a kernel runs. Ours
-    depend on types, constants and alignment alone, so that they are found by these.
+    Products and sums may be fused. Triton itself inspects all arguments of every call to find the compiled kernel,
+    which takes longer than many kernels run. Ours depend only on types, constants and alignment, so they are looked up
+    by these.
     """
     if Dry.on:
         kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **options)
@@ -68,27 +69,27 @@ def cdiv(a: int, b: int) -> int:
 
 @cache
 def power_of_two(size: int) -> int:
-    """The next one, and at least 16: the smallest side of a matrix product."""
+    """Return the next power of two, and at least 16, the smallest side of a matrix product."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @cache
 def alignment(*channels: int) -> int:
-    """The largest power of two up to 8 that divides every width: Triton then knows that 16-byte accesses are aligned."""
+    """Return the largest power of two up to 8 that divides every width; by it, Triton sees aligned 16-byte accesses."""
     return next(size for size in (8, 4, 2, 1) if all(width % size == 0 for width in channels))
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors, the unit in which grids are sized."""
+    """Return the number of multiprocessors of a GPU, by which grids are sized."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def partial_moments(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for `norm`, which is to come of them, and for count, mean and squared deviations of every channel in every part."""
+    """Return memory for count, mean and squared deviations of every channel in every part, and for their `norm`."""
     return y.new_empty((4 + 3 * rows, width), dtype=torch.float32)
 
 
 def partial_sums(y: Tensor, rows: int, width: int) -> Tensor:
-    """Room for `coef`, which is to come of them, and for two sums of every channel in every part."""
+    """Return memory for two sums of every channel in every part, and for their `coef`."""
     return y.new_empty((3 + 2 * rows, width), dtype=torch.float32)

@@ -1,13 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Triton kernels for BatchNorm and activations on NHWC tensors, seen as matrices of (pixels of all images, channels).
 
-Tensors are bf16 (any float type in Triton's interpreter), statistics and sums are float32. Reductions have two stages,
-those of many programs and one over these in a fixed order, so results do not depend on timing. Variances are pooled as Chan,
-Golub and LeVeque do, from counts, means and sums of squares around them: exact also where a mean is far from zero.
+Tensors are bf16 (any float type in Triton's interpreter), statistics and sums are float32. Reductions have two stages:
+one by many programs, and one over their results in a fixed order, so results do not depend on timing. Variances are
+pooled as by Chan, Golub and LeVeque, from counts, means and sums of squares around them, which is also exact if a mean
+is far from zero.
 
 A BatchNorm is four vectors, the rows of `norm`: mean, 1 / standard deviation, scale and shift, with z = y * scale + shift.
 Its gradient is affine in the gradient g of z and in the input y: dy = a * g + b * y + c, the rows of `coef`. Both are the first
-rows of the tensor with the parts that they are computed from: memory takes longer to get than to have.
+rows of the tensor that holds the parts they are computed from, which saves an allocation.
 """
 
 import torch
@@ -31,7 +32,7 @@ MEAN, INVERSE, SCALE, SHIFT = range(4)
 
 @triton.jit
 def activate(z, ACT: tl.constexpr):
-    """The activation. A NaN stays one, so that a diverged training is noticed."""
+    """Return the activation of z. NaN stays NaN, so that a diverged training is noticed."""
     if ACT == "relu":
         z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACT == "hard_swish":
@@ -42,7 +43,7 @@ def activate(z, ACT: tl.constexpr):
 
 @triton.jit
 def backward_through(g, z, ACT: tl.constexpr):
-    """The gradient of z, from that of activate(z)."""
+    """Return the gradient of z, from that of activate(z)."""
     if ACT == "relu":
         g = tl.where(z > 0.0, g, 0.0)
     elif ACT == "hard_swish":
@@ -52,13 +53,13 @@ def backward_through(g, z, ACT: tl.constexpr):
 
 @triton.jit
 def affine_row(rows_ptr, row: tl.constexpr, C, c, inside):
-    """One of the vectors of `norm` or `coef`."""
+    """Return one of the vectors of `norm` or `coef`."""
     return tl.load(rows_ptr + row * C + c, mask=inside, other=0.0)
 
 
 @triton.jit
 def tile_of_rows(tile, c, M, C, BLOCK_R: tl.constexpr):
-    """Where the elements of BLOCK_R rows lie in a matrix (M, C), and which of them exist."""
+    """Return the offsets of the elements of BLOCK_R rows in a matrix (M, C), and the mask of those that exist."""
     r = tl.arange(0, BLOCK_R)[:, None]
     inside = (r < M - tile * BLOCK_R) & (c < C)[None, :]
     return tl.cast(tile, tl.int64) * BLOCK_R * C + (r * C + c[None, :]), inside
@@ -66,7 +67,7 @@ def tile_of_rows(tile, c, M, C, BLOCK_R: tl.constexpr):
 
 @triton.jit
 def store_sums(part_ptr, C, c, total, product):
-    """Both sums of a gradient by this program, the second of the grid's axes."""
+    """Store both sums of a gradient by this program, whose part is its index on the second axis of the grid."""
     part = part_ptr + (3 + tl.program_id(1)) * C + c
     tl.store(part, tl.sum(total, 0), mask=c < C)
     tl.store(part + tl.num_programs(1) * C, tl.sum(product, 0), mask=c < C)
@@ -74,7 +75,7 @@ def store_sums(part_ptr, C, c, total, product):
 
 @triton.jit
 def store_moments(part_ptr, at, size, C, count, pivot, total, square, mask):
-    """Count, mean and squared deviations, from sums around a pivot."""
+    """Store count, mean and squared deviations, computed from sums around a pivot."""
     part_ptr += 4 * C
     away = total / count
     tl.store(part_ptr + at, count + tl.zeros_like(away), mask=mask)
@@ -84,7 +85,7 @@ def store_moments(part_ptr, at, size, C, count, pivot, total, square, mask):
 
 @triton.jit
 def _pooled(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Count, mean and variance of all, from those of R parts."""
+    """Return the overall count, mean and variance, from those of R parts."""
     part_ptr += 4 * C
     pivot = tl.load(part_ptr + R * C + c, mask=inside, other=0.0)
     counts = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -105,7 +106,7 @@ def _pooled(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.conste
 
 @triton.jit
 def _totals(part_ptr, R, C, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Both sums of a gradient, over R rows of partial ones."""
+    """Return both sums of a gradient, over R rows of partial sums."""
     part_ptr += 3 * C
     first = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     second = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -241,17 +242,18 @@ def _gradient_apply(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-# Launchers. Tensors are (..., C), seen as matrices (M, C); a tensor that a kernel does not read is any pointer.
+# Launchers. Tensors are (..., C), seen as matrices (M, C); for a tensor that a kernel does not read, any pointer is
+# passed.
 
 
 def size(y: Tensor) -> tuple[int, int]:
-    """M and C."""
+    """Return M and C."""
     C = y.shape[-1]
     return y.numel() // C, C
 
 
 def columns(channels: int) -> int:
-    """Channels of one program: all of them up to 128, else in pieces of 64."""
+    """Return the number of channels of one program: all of them up to 128, else pieces of 64."""
     return power_of_two(channels) if channels <= 128 else 64
 
 
@@ -261,7 +263,7 @@ def row_programs(y: Tensor, block_r: int, block_c: int) -> int:
 
 
 def statistics(y: Tensor) -> Tensor:
-    """Moments of parts of y, for `finish_norm`."""
+    """Return the moments of parts of y, for `finish_norm`."""
     M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
@@ -272,8 +274,10 @@ def statistics(y: Tensor) -> Tensor:
 
 
 def finish_norm(norm: BatchNorm2d, part: Tensor | None) -> Tensor:
-    """From the moments of parts to mean, 1/std, scale and shift, as `norm` is set up: statistics of the batch or running
-    ones, which need no parts; the running ones are kept up exactly as BatchNorm2d does."""
+    """Return mean, 1/std, scale and shift, from the moments of parts or (without parts) from the running statistics.
+
+    The mode of `norm` decides which of them; running statistics are updated exactly as by BatchNorm2d.
+    """
     weight, mean, var = norm.weight, norm.running_mean, norm.running_var
     batch = norm.training or mean is None
     track = norm.training and norm.track_running_stats and mean is not None
@@ -288,7 +292,7 @@ def finish_norm(norm: BatchNorm2d, part: Tensor | None) -> Tensor:
 
 
 def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients of the input's gradient, and the gradients of BatchNorm's weight and bias."""
+    """Return the coefficients of the input's gradient, and the gradients of BatchNorm's weight and bias."""
     rows, C = part.shape
     gamma, beta = part.new_empty(C), part.new_empty(C)
     launch(
@@ -301,7 +305,7 @@ def finish_gradient(norm: Tensor, part: Tensor, count: int, batch: bool) -> tupl
 def normalise(
     y: Tensor, norm: Tensor, residual: Tensor | None = None, act: str | None = None, into: Tensor | None = None
 ) -> Tensor:
-    """act(y * scale + shift + residual)."""
+    """Return act(y * scale + shift + residual)."""
     M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r, out = 4096 // block_c, torch.empty_like(y) if into is None else into
@@ -313,7 +317,7 @@ def normalise(
 
 
 def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) -> Tensor:
-    """Partial sums of the gradient of z and of its product with y - mean, from the gradient of act(z)."""
+    """Return partial sums of the gradient of z and of its product with y - mean, from the gradient of act(z)."""
     M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
@@ -324,7 +328,7 @@ def gradient_sums(g: Tensor, y: Tensor, norm: Tensor, act: str | None = None) ->
 
 
 def gradient_apply(g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | None = None) -> Tensor:
-    """The gradient of y, from that of act(z)."""
+    """Return the gradient of y, from that of act(z)."""
     M, C = size(y)
     block_c, align = columns(C), alignment(C)
     block_r, out = 4096 // block_c, torch.empty_like(y)

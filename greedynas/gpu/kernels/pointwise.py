@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """1x1 convolutions as matrix products in Triton, with BatchNorm and activation folded into their loads and stores.
 
-They are bound by memory, so what counts is how often a tensor is read: forward takes the statistics of its output while
-it is at hand, and the gradients are formed from the raw activations when they are loaded (see `kernels.py`).
+They are bound by memory, so the number of times that a tensor is read matters: the forward pass computes the statistics
+of its output while it is in registers, and the gradients are computed from the raw activations on load (see
+`norms.py`).
 """
 
 from dataclasses import dataclass
@@ -29,14 +30,14 @@ from greedynas.gpu.kernels.weights import sum_parts
 
 @triton.jit
 def fold_rows(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """Add up the rows that one thread holds in the tensor cores' layout: (BM, BN) -> (8 * WARPS, BN), no shuffles."""
+    """Sum the rows that one thread holds in the tensor cores' layout: (BM, BN) -> (8 * WARPS, BN), without shuffles."""
     x = tl.reshape(x, (BM // (16 * WARPS), WARPS, 2, 8, BN))
     return tl.reshape(tl.sum(tl.sum(x, 2), 0), (8 * WARPS, BN))
 
 
 @triton.jit
 def fold_loaded(x, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
-    """The same for the layout of 16-byte loads, of which the program makes ROWS at a time."""
+    """Sum in the same way for the layout of 16-byte loads, with which the program loads ROWS rows at a time."""
     return tl.sum(tl.reshape(x, (BM // ROWS, ROWS, BN)), 0)
 
 
@@ -47,7 +48,7 @@ def load_tile(ptr, r, c, rows, C):
 
 @triton.jit
 def _normalised(x_ptr, norm_ptr, gate_ptr, first, r, c, rows, C, pixels, NORM: tl.constexpr, GATE: tl.constexpr, ACT: tl.constexpr):  # fmt: skip
-    """A tile of activations: as stored, or act(BatchNorm(x)), times the gate of its image and channel."""
+    """Return a tile of activations: as stored, or act(BatchNorm(x)), times the gate of its image and channel."""
     x = load_tile(x_ptr, r, c, rows, C)
     if NORM:
         scale = affine_row(norm_ptr, 2, C, c, c < C)
@@ -63,7 +64,7 @@ def _normalised(x_ptr, norm_ptr, gate_ptr, first, r, c, rows, C, pixels, NORM: t
 
 @triton.jit
 def gradient_tile(g_ptr, y_ptr, coef_ptr, r, c, rows, C):
-    """A tile of the gradient of BatchNorm's input."""
+    """Return a tile of the gradient of BatchNorm's input."""
     g = load_tile(g_ptr, r, c, rows, C)
     y = load_tile(y_ptr, r, c, rows, C)
     out = (
@@ -125,8 +126,11 @@ def _input_gradient(
     ALIGN: tl.constexpr, END: tl.constexpr, ACT: tl.constexpr, ONE_STEP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """(M, K) @ (K, N), K the channels of the convolution's output. END: "norm" goes on through the activation to the
-    BatchNorm before and adds up its sums, "add" adds x, "none" stores."""
+    """Compute (M, K) @ (K, N), where K are the channels of the convolution's output.
+
+    END: "norm" propagates it through the activation to the BatchNorm before and computes its sums, "add" adds x, "none"
+    only stores it.
+    """
     K = KA * ALIGN
     N = NA * ALIGN
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -175,7 +179,7 @@ def _weight_gradient(
     ALIGN: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, ACT: tl.constexpr, GROWS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient (N, M) @ input (M, K). The wider of N and K is the left side of the product: N where the layer GROWS."""
+    """Compute gradient (N, M) @ input (M, K). The wider of N and K is the left side: N if the layer GROWS."""
     K = KA * ALIGN
     N = NA * ALIGN
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -188,7 +192,7 @@ def _weight_gradient(
         rows = M - tile * BM
         x = _normalised(x_ptr + first * K, norm_ptr, gate_ptr, tile * BM, r, k, rows, K, pixels, NORM, GATE, ACT)
         g = gradient_tile(g_ptr + first * N, y_ptr + first * N, coef_ptr, r, n, rows, N)
-        if rows < BM:  # beyond the last row both sides are a constant, not zero
+        if rows < BM:  # beyond the last row, both sides are constant, not zero
             g = tl.where(r[:, None] < rows, g, 0.0)
         acc = tl.dot(tl.trans(g), x, acc) if GROWS else tl.dot(tl.trans(x), g, acc)
     part = part_ptr + tl.program_id(2).to(tl.int64) * N * K
@@ -200,7 +204,7 @@ def _weight_gradient(
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product (M, K) @ (K, N) is cut: a rule from the widths, so that a space needs few compiled kernels."""
+    """The tiling of a product (M, K) @ (K, N), chosen by the widths, so that a space needs few compiled kernels."""
 
     rows: int
     columns: int
@@ -216,21 +220,21 @@ class Tile:
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
     def programs(self, M: int, N: int, device: torch.device) -> tuple[int, int]:
-        """The grid. Programs that share rows are neighbours, so that the second finds them in the cache."""
+        """Return the grid. Programs that share rows are neighbours, so that the second one finds them in the cache."""
         wide = cdiv(N, self.columns)
         return wide, max(1, min(cdiv(M, self.rows), cdiv(12 * processors(device), wide)))
 
 
 @cache
 def tile_of(job: str, K: int, N: int) -> Tile:
-    """The cut for a job: "forward", "forward norm", "gradient" or "gradient norm"."""
+    """Return the tiling for a job: "forward", "forward norm", "gradient" or "gradient norm"."""
     if job == "gradient" and N > 64:
         return Tile(64, 128, 64, False, registers=255)
     if job == "forward norm" and N >= 64 and K >= 192:
         return Tile(128, 64, 64, False)
     norm = "norm" in job
     columns = power_of_two(N) if N <= 64 else 64
-    # In one step the weights stay, and the next rows are loaded while these are computed.
+    # With one step, the weights stay in place, and the next rows are loaded while these are computed.
     deepest = 128 if K <= 128 and job in ("forward", "gradient norm") else 64
     depth = min(power_of_two(K), deepest)
     rows = 128 if job == "forward norm" and columns <= 32 else 64
@@ -240,7 +244,7 @@ def tile_of(job: str, K: int, N: int) -> Tile:
 
 @cache
 def weight_tile(narrow: int, grows: bool) -> Tile:
-    """The cut of a weight gradient (wide, narrow): the wide tensor is read once where the narrow one fits into a tile."""
+    """Return the tiling of a weight gradient (wide, narrow); wide is read once if narrow fits into a tile."""
     columns = min(128, power_of_two(narrow))
     if columns == 128 and not grows:
         return Tile(128, 128, 64, False, warps=8)
@@ -251,7 +255,7 @@ def weight_tile(narrow: int, grows: bool) -> Tile:
 def forward(
     x: Tensor, w: Tensor, before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y = f(x) @ w.T and its moments, for the BatchNorm that follows. f: BatchNorm `before`, act and gate (images, K)."""
+    """Return y = f(x) @ w.T and its moments, for the next BatchNorm; f: BatchNorm `before`, act, gate (images, K)."""
     if before is None and products.forward_fits(x, w):
         return products.forward(x, w)
     (M, K), N = size(x), w.shape[0]
@@ -272,7 +276,7 @@ def input_gradient(
     *, x: Tensor | None = None, before: Tensor | None = None, act: str | None = None, add: Tensor | None = None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(coef of g and y) @ w. With `before` on through act and to the z of that BatchNorm of x, with its partial sums."""
+    """Return (coef of g and y) @ w; with `before`, propagated to the z of that BatchNorm, with its partial sums."""
     (M, K), N = size(g), w.shape[1]
     tile = tile_of("gradient" if before is None else "gradient norm", K, N)
     grid, align = tile.programs(M, N, g.device), alignment(K, N)
@@ -294,7 +298,7 @@ def weight_gradient(
     g: Tensor, y: Tensor, coef: Tensor, x: Tensor,
     before: Tensor | None = None, act: str | None = None, gate: Tensor | None = None, like: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(coef of g and y).T @ f(x), float32, with f as in `forward`: (N, K), or in the shape and memory layout of `like`."""
+    """Return (coef of g and y).T @ f(x) in float32, f as in `forward`: (N, K), or in shape and layout of `like`."""
     (M, N), K = size(g), x.shape[-1]
     grows, align = N >= K, alignment(K, N)
     tile = weight_tile(min(N, K), grows)
@@ -302,7 +306,7 @@ def weight_gradient(
     block_n, block_k = (wide, narrow) if grows else (narrow, wide)
     across = (cdiv(N, block_n), cdiv(K, block_k))
     row_tiles = cdiv(M, block_m)
-    # Every split writes a matrix that is read again. On few rows that must not take longer than reading them.
+    # Every split writes a matrix that is read again. With few rows, that must not take longer than reading the rows.
     busy, programs = processors(g.device), across[0] * across[1]
     few = max(2 * busy // programs, M * (2 * N + K) // (16 * N * K))
     tiles = cdiv(row_tiles, max(1, min(row_tiles, 8 * busy // programs, few)))

@@ -2,8 +2,8 @@
 # ruff: noqa: RUF005  (Triton adds tuples, it does not unpack them)
 """Both gradients of a 1x1 convolution in one kernel, so that its wide tensors are read once; see `pointwise.py`.
 
-The gradient of the weights is kept in registers while the rows go by. That has to fit, so wide convolutions, which work on small
-maps, take one kernel for each gradient.
+The gradient of the weights stays in registers while the kernel iterates over the rows. It has to fit there, so wide
+convolutions, which work on small maps, use one kernel per gradient.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def _narrowing(
     g_ptr, y_ptr, coef_ptr, w_ptr, x_ptr, norm_ptr, out_ptr, part_ptr, sums_ptr, M, KA, NA,
     ALIGN: tl.constexpr, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """K outputs, all in one step, of N inputs, BN of them: to the z of the BatchNorm before, with its sums."""
+    """Propagate from K outputs, all in one step, to BN of N inputs: to the z of the BatchNorm before, with its sums."""
     K = KA * ALIGN
     N = NA * ALIGN
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -44,7 +44,7 @@ def _narrowing(
         first = tl.cast(tile, tl.int64) * BM
         rows = M - tile * BM
         g = gradient_tile(g_ptr + first * K, y_ptr + first * K, coef_ptr, r, k, rows, K)
-        if rows < BM:  # beyond the last row it is a constant, not zero
+        if rows < BM:  # beyond the last row, it is constant, not zero
             g = tl.where(r[:, None] < rows, g, 0.0)
         acc = tl.dot(g, w)
         at = first * N + (r[:, None] * N + n[None, :])
@@ -67,7 +67,7 @@ def _widening(
     g_ptr, y_ptr, coef_ptr, w_ptr, x_ptr, add_ptr, out_ptr, sums_ptr, M, KA, NA,
     ALIGN: tl.constexpr, ADD: tl.constexpr, CHUNKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """K outputs, in CHUNKS of BK, of N inputs: to these."""
+    """Propagate from K outputs, in CHUNKS of BK, to N inputs."""
     K = KA * ALIGN
     N = NA * ALIGN
     n = tl.arange(0, BN)
@@ -102,7 +102,7 @@ def _widening(
 
 @dataclass(frozen=True)
 class Cut:
-    """Rows at a time, and programs for each multiprocessor."""
+    """The rows that are loaded at a time, and the programs per multiprocessor."""
 
     rows: int
     programs: int
@@ -116,7 +116,8 @@ class Cut:
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
-# By the narrow width; the best of a handful on an H200. What is not here is faster with one kernel for each gradient.
+# By the narrow width: the fastest of a few on an H200. Widths that are missing here are faster with one kernel per
+# gradient.
 NARROWING = {32: Cut(64, 6, stages=3), 64: Cut(64, 6, stages=3), 128: Cut(64, 4)}
 WIDENING = {16: Cut(64, 4, stages=3, registers=128), 32: Cut(64, 6, registers=168), 64: Cut(64, 4)}
 WIDEST = {16: 256, 32: 256, 64: 128}  # outputs
@@ -125,7 +126,7 @@ WIDEST = {16: 256, 32: 256, 64: 128}  # outputs
 def narrowing(
     g: Tensor, y: Tensor, coef: Tensor, w: Tensor, weight: Tensor, x: Tensor, before: Tensor, act: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For y = act(BatchNorm `before`(x)) @ w.T: the gradient of that BatchNorm's z, its partial sums, and that of `weight`."""
+    """Return, for y = act(BatchNorm `before`(x)) @ w.T, the gradient of z, BatchNorm's partial sums, and `weight`'s."""
     if products.backward_fits(g, x):
         return products.narrowing(g, y, coef, w, weight, x, before, act)
     (M, K), N = size(g), x.shape[-1]
@@ -148,7 +149,7 @@ def widening(
     g: Tensor, y: Tensor, coef: Tensor, w: Tensor, weight: Tensor, x: Tensor,
     add: Tensor | None = None, into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """For y = x @ w.T: the gradients of x, plus `add`, and of `weight`."""
+    """Return the gradients of y = x @ w.T: of x, plus `add`, and of `weight`."""
     if products.backward_fits(g, x):
         return products.widening(g, y, coef, w, weight, x, add, into)
     (M, K), N = size(g), x.shape[-1]

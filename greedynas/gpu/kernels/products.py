@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""1x1 convolutions whose tensors stay in the GPU's cache: the library's matrix products, and passes over the tensors beside
-them. `pointwise.py` spares passes by its own products, which are slower: that pays where memory is what is waited for.
+"""1x1 convolutions whose tensors fit into the GPU's cache: the library's matrix products, and separate passes over the
+tensors. `pointwise.py` saves these passes by its own products, which are slower; that is faster where memory is the
+bottleneck.
 """
 
 import torch
@@ -21,7 +22,7 @@ from greedynas.gpu.kernels.norms import (
     tile_of_rows,
 )
 
-# Bytes of the wide tensor, with which it was faster on an H200 (60 MB of cache).
+# Bytes of the wide tensor up to which this was faster on an H200 (60 MB of cache).
 FORWARD = 64e6
 BACKWARD = 32e6
 NARROWEST = 128  # channels of the other tensor: with fewer, `pointwise` is not slower
@@ -42,7 +43,7 @@ def _through(
     g_ptr, y_ptr, norm_ptr, act_ptr, part_ptr, M, CA,
     ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """In place: the gradient of z from that of act(z), with BatchNorm's sums; and act(z)."""
+    """Replace the gradient of act(z) by that of z, with BatchNorm's sums, and compute act(z)."""
     C = CA * ALIGN
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     mean = affine_row(norm_ptr, 0, C, c, c < C)[None, :]
@@ -64,7 +65,7 @@ def _through(
 
 
 def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """x @ w.T and its moments."""
+    """Return x @ w.T and its moments."""
     y = torch.mm(_rows(x), w.flatten(1).t()).view(*x.shape[:-1], len(w))
     return y, norms.statistics(y)
 
@@ -72,9 +73,9 @@ def forward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def narrowing(
     g: Tensor, y: Tensor, coef: Tensor, w: Tensor, weight: Tensor, x: Tensor, before: Tensor, act: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `pointwise_backward.narrowing`."""
+    """Return the same as `pointwise_backward.narrowing`."""
     M, C = size(x)
-    dy = _rows(norms.gradient_apply(g, y, before, coef))  # without an activation `before` is not looked at
+    dy = _rows(norms.gradient_apply(g, y, before, coef))  # without an activation, `before` is not used
     out, activated = torch.mm(dy, w.flatten(1)).view(x.shape), torch.empty_like(x)
     block_c, align = columns(C), alignment(C)
     block_r = 2048 // block_c
@@ -90,8 +91,10 @@ def narrowing(
 def widening(
     g: Tensor, y: Tensor, coef: Tensor, w: Tensor, weight: Tensor, x: Tensor, add: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As `pointwise_backward.widening`."""
-    dy = _rows(norms.gradient_apply(g, y, coef, coef))  # as above; there is room behind coef's rows
+    """Return the same as `pointwise_backward.widening`."""
+    dy = _rows(
+        norms.gradient_apply(g, y, coef, coef)
+    )  # `norm` is not used without an activation, but its rows are read
     out = torch.empty_like(x) if into is None else into
     if add is None:
         torch.mm(dy, w.flatten(1), out=_rows(out))
@@ -101,7 +104,7 @@ def widening(
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """In float32, and in the memory layout of the weight."""
+    """Return the gradient of a weight in float32 and in the memory layout of the weight."""
     dy, x = dy.t(), _rows(x)
     grad = torch.mm(dy, x, out_dtype=torch.float32) if dy.dtype == torch.bfloat16 else torch.mm(dy, x)
     return grad.as_strided(weight.shape, weight.stride())

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Triton kernels for small images, where the number of kernels counts: crops of a whole batch, what the classifier sees, the
-scores of a path, and the update of a block's parameters, each in one."""
+"""Triton kernels for small images, where the number of kernels matters: the crops of a whole batch, the means over
+pixels, the scores of a path, and the update of a block's parameters are one kernel each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from greedynas.gpu.kernels.launching import alignment, cdiv, launch, power_of_tw
 from greedynas.gpu.kernels.norms import activate, affine_row
 
 CHUNK = 2048  # parameters that one program updates
-FIELDS = 6  # of a row of the update's table: four addresses, the first element and the number of all
+FIELDS = 6  # of a row of the update's table: four addresses, the first element and the number of elements
 
 
 @triton.jit(do_not_specialize=["stored", "size", "channels"])
@@ -38,7 +38,7 @@ def _crops(
 
 @triton.jit(do_not_specialize=["pixels", "CA"])
 def _image_means(x_ptr, norm_ptr, out_ptr, pixels, CA, ALIGN: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr):
-    """A thread owns channels of an image, and has 16 pixels on their way at a time."""
+    """Compute the mean over pixels of each image; a thread owns channels of an image and loads 16 pixels at a time."""
     C = CA * ALIGN
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < C
@@ -100,7 +100,7 @@ def _sgd(table_ptr, decay_ptr, lr_ptr, momentum, FIELDS: tl.constexpr, BLOCK: tl
 
 
 def crops(pixels: Tensor, rows: Tensor, plan: Tensor, size: int, scale: Tensor, shift: Tensor) -> Tensor:
-    """Rows of uint8 squares, cut and flipped by their plan (top, left, flip), 0 outside, and normalised: float32 NHWC."""
+    """Return uint8 squares, cropped and flipped by a plan (top, left, flip), 0 outside, normalised: float32 NHWC."""
     stored, channels = pixels.shape[2:]
     out = torch.empty((len(rows), size, size, channels), dtype=torch.float32, device=pixels.device)
     grid = (len(rows), cdiv(out[0].numel(), 1024))
@@ -109,7 +109,7 @@ def crops(pixels: Tensor, rows: Tensor, plan: Tensor, size: int, scale: Tensor, 
 
 
 def image_means(x: Tensor, norm: Tensor, act: str | None) -> Tensor:
-    """The mean over pixels of act(BatchNorm(x)), x (images, H, W, C): float32 (images, C)."""
+    """Return the mean over pixels of act(BatchNorm(x)) for x (images, H, W, C): float32 (images, C)."""
     images, pixels, C = len(x), x.shape[1] * x.shape[2], x.shape[3]
     out, align = torch.empty((images, C), dtype=torch.float32, device=x.device), alignment(C)
     launch(_image_means, (images, cdiv(C, 256)), x, norm, out, pixels, C // align, align, act, 256)
@@ -119,10 +119,12 @@ def image_means(x: Tensor, norm: Tensor, act: str | None) -> Tensor:
 def scores(
     features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, losses: Tensor, right: Tensor, half: bool
 ) -> None:
-    """Of a linear classifier, its product in bf16 or not: sums of the cross-entropies of every 16 images, and which images
-    are right (int8)."""
+    """Compute the scores of a linear classifier, with its product in bf16 if `half`.
+
+    Stores the sums of the cross-entropies of every 16 images in `losses`, and in `right` (int8) which images are right.
+    """
     images, wide = features.shape
-    few = len(weight) <= 64  # the tile of the weights has to fit into shared memory
+    few = len(weight) <= 64  # the tile of the weights must fit into shared memory
     launch(
         _scores, (len(losses),), features, weight, bias, labels, losses, right, images, wide, len(weight),
         half, 16, power_of_two(len(weight)), 128 if few else 16, num_warps=4 if few else 8, num_stages=3 if few else 1,
@@ -131,12 +133,12 @@ def scores(
 
 @dataclass
 class Update:
-    """SGD with Nesterov momentum on some parameters in one kernel, which finds all tensors by a table of their addresses."""
+    """SGD with Nesterov momentum for several parameters in one kernel, which gets a table of addresses."""
 
     parameters: Sequence[Tensor]
     velocities: Sequence[Tensor]
     decays: Sequence[float]
-    casts: Sequence[Tensor | None]  # bf16 copies to keep up
+    casts: Sequence[Tensor | None]  # bf16 copies to update as well
     momentum: float
     lr: Tensor
     gradients: Sequence[Tensor] = ()
@@ -155,8 +157,10 @@ class Update:
             launch(_sgd, (len(self.table),), self.table, self.decay, self.lr, self.momentum, FIELDS, CHUNK)
 
     def begin(self) -> None:
-        """From now on a replay of the last call updates; before that nothing is changed. The gradients must have the
-        layout of their parameters."""
+        """Fill the table: from now on, a replay of the last call updates the parameters; before, it changes nothing.
+
+        The gradients must have the layout of their parameters.
+        """
         rows, gradients = [], self.gradients
         self.gradients = ()
         for p, g, v, cast in zip(self.parameters, gradients, self.velocities, self.casts, strict=True):

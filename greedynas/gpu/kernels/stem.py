@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The first convolution on large images in Triton. cuDNN has no good kernel for three channels; this one gathers the patches
-of the images as they are, float32, and multiplies them in bf16, with BatchNorm's statistics and gradient in the same kernels."""
+"""The first convolution on large images in Triton. cuDNN has no good kernel for three channels; this one gathers
+patches of the float32 images and multiplies them in bf16, with BatchNorm's statistics and gradient in the same
+kernels."""
 
 from typing import Any
 
@@ -19,7 +20,7 @@ ROWS = 128  # outputs of a tile
 
 @triton.jit
 def _patches(x_ptr, tile, k, M, H, W, OH, OW, C: tl.constexpr, S: tl.constexpr, K: tl.constexpr, BM: tl.constexpr):
-    """What BM outputs see of the images (n, H, W, C): (BM, taps), taps in the order of rows, columns and channels."""
+    """Return the patches of images (n, H, W, C) for BM outputs: (BM, taps), ordered by row, column and channel."""
     p = tile * BM + tl.arange(0, BM)[:, None]
     y = p // OW % OH * S + k // (C * K) - K // 2
     x = p % OW * S + k // C % K - K // 2
@@ -30,7 +31,7 @@ def _patches(x_ptr, tile, k, M, H, W, OH, OW, C: tl.constexpr, S: tl.constexpr, 
 
 @triton.jit
 def _weight_at(n, k, by_n, by_c, by_y, by_x, C: tl.constexpr, K: tl.constexpr):
-    """Where tap k of output n lies in the weights, whatever their memory layout."""
+    """Return the offset of tap k of output n in the weights, for any memory layout."""
     return n * by_n + k % C * by_c + k // (C * K) * by_y + k // C % K * by_x
 
 
@@ -57,7 +58,7 @@ def _forward(
         out = tl.cast(tile, tl.int64) * BM * N + (r[:, None] * N + n[None, :])
         tl.store(y_ptr + out, acc.to(y_ptr.dtype.element_ty), mask=(r[:, None] < rows) & (n[None, :] < N))
         if tile == tl.program_id(0):
-            pivot = tl.sum(acc, 0) / tl.minimum(rows, BM)  # what is beyond the last row is zero
+            pivot = tl.sum(acc, 0) / tl.minimum(rows, BM)  # everything beyond the last row is zero
         count += tl.minimum(rows, BM)
         y = acc - pivot[None, :]
         if rows < BM:
@@ -90,7 +91,7 @@ def _weight_gradient(
         y = load_tile(y_ptr + first, r, n, M - tile * BM, N)
         g = load_tile(g_ptr + first, r, n, M - tile * BM, N).to(tl.float32)
         g = a * backward_through(g, y.to(tl.float32) * scale + shift, ACT) + (b * y.to(tl.float32) + c0)
-        # Beyond the last row the patches are zero.
+        # Beyond the last row, the patches are zero.
         x = _patches(x_ptr, tile, k[None, :], M, H, W, OH, OW, C, S, K, BM).to(y.dtype)
         sums = tl.dot(tl.trans(x), g.to(y.dtype), sums)
     at = _weight_at(n[None, :], k[:, None], by_n, by_c, by_y, by_x, C, K)
@@ -99,7 +100,7 @@ def _weight_gradient(
 
 
 def _cut(x: Tensor, weight: Tensor, stride: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Programs, sizes, and the constants that make a tile."""
+    """Return the number of programs, the sizes, and the constants of a tile."""
     n, height, width, channels = x.shape
     down, across, align = -(-height // stride), -(-width // stride), alignment(len(weight))
     sizes = (n * down * across, height, width, down, across, len(weight) // align, *weight.stride())
@@ -109,7 +110,7 @@ def _cut(x: Tensor, weight: Tensor, stride: int) -> tuple[int, tuple[int, ...], 
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The convolution of images (n, H, W, C), (n, OH, OW, N), and its moments."""
+    """Return the convolution of images (n, H, W, C), which is (n, OH, OW, N), and its moments."""
     programs, sizes, constants = _cut(x, weight, stride)
     y = torch.empty((len(x), *sizes[3:5], len(weight)), dtype=dtype, device=x.device)
     part = partial_moments(y, programs, len(weight))
@@ -120,7 +121,7 @@ def forward(x: Tensor, weight: Tensor, stride: int, dtype: torch.dtype) -> tuple
 def weight_gradient(
     x: Tensor, g: Tensor, y: Tensor, norm: Tensor, coef: Tensor, act: str | None, weight: Tensor, stride: int
 ) -> Tensor:
-    """The gradient of the weights, from that of act(BatchNorm(y))."""
+    """Return the gradient of the weights, from that of act(BatchNorm(y))."""
     programs, sizes, constants = _cut(x, weight, stride)
     part = torch.empty((programs, weight.numel()), dtype=torch.float32, device=x.device)
     launch(_weight_gradient, (programs,), x, g, y, norm, coef, part, *sizes, *constants, act)
@@ -128,7 +129,7 @@ def weight_gradient(
 
 
 def fits(conv: Any) -> bool:
-    """Few channels, so that a patch is one step of a matrix product, and outputs that are one tile."""
+    """Return whether a patch is small enough for one step of a matrix product, and the outputs fit into one tile."""
     dense = conv.weight.is_contiguous() or conv.weight.is_contiguous(memory_format=torch.channels_last)
     shape = conv.groups == 1 and conv.padding[0] == conv.kernel_size[0] // 2 and conv.kernel_size[0] > 1
     return dense and shape and conv.weight[0].numel() <= 64 and conv.out_channels <= 64

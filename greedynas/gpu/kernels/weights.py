@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Triton kernels for what every convolution's weights need: a cast, and the sum over the parts of their gradient."""
+"""Triton kernels for the weights of every convolution: a cast, and the sum over the parts of their gradient."""
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -11,7 +11,7 @@ from greedynas.gpu.kernels.launching import cdiv, launch
 
 @triton.jit(do_not_specialize=["R", "A", "B", "C"])
 def _sum_parts(part_ptr, out_ptr, R, A, B, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """(R, A, B, C) -> (C, A), the sum over R and B."""
+    """Sum (R, A, B, C) over R and B into (C, A)."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     a = tl.program_id(1)
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -34,8 +34,10 @@ def _cast(a_ptr, b_ptr, a_out_ptr, b_out_ptr, first, second, BLOCK: tl.constexpr
 
 
 def sum_parts(part: Tensor, like: Tensor, taps: int = 1, tiles: int = 1) -> Tensor:
-    """Parts of a weight's gradient, (parts, taps, tiles, channels), to the gradient, in the very memory layout of `like`:
-    then neither autograd nor the optimizer has to copy it."""
+    """Return the sum of the parts of a weight's gradient, (parts, taps, tiles, channels), in the layout of `like`.
+
+    In that layout, neither autograd nor the optimizer has to copy it.
+    """
     out = torch.empty_like(like, dtype=torch.float32)
     channels = like.numel() // taps
     parts = part.numel() // (tiles * like.numel())
@@ -46,7 +48,7 @@ def sum_parts(part: Tensor, like: Tensor, taps: int = 1, tiles: int = 1) -> Tens
 
 
 def cast(a: Tensor, b: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two weights in another type."""
+    """Return two weights in another type, cast by one kernel."""
     if a.dtype is dtype:
         return a, b
     a_out, b_out = torch.empty_like(a, dtype=dtype), torch.empty_like(b, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Evaluation of paths on small images on a GPU, by replay of CUDA graphs (see `graphs.py` for training)."""
+"""The evaluation of paths on small images on a GPU, by replaying CUDA graphs (see `training.py` for training)."""
 
 import itertools
 import math
@@ -19,36 +19,36 @@ from greedynas.models.supernet import Supernet
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
 
-FEW_PATHS = 8  # fewer, counted over all calls, are evaluated before they are recorded
-FEW_SUBTREES = 8  # fewer in one chunk are walked path by path
-MOST_CLASSES = 2048  # for which the kernel of the scores has room
+FEW_PATHS = 8  # recording begins when this number of paths, counted over all calls, has been evaluated
+FEW_SUBTREES = 8  # fewer subtrees in one chunk are evaluated path by path
+MOST_CLASSES = 2048  # the limit of the kernel of the scores
 
-Stage = tuple[Tensor, Tensor | None]  # evaluated images and, in mode recalibrate, those of the statistics
+Stage = tuple[Tensor, Tensor | None]  # evaluated images and, in mode recalibrate, calibration images
 
 
 class GraphedEvaluation:
-    """Forward evaluation of paths on chunks of one shape: walks the prefix tree as `evaluation` does, by replay."""
+    """A recorded evaluation of paths on chunks of one shape, which walks the prefix tree as `evaluation` does."""
 
     def __init__(
         self, net: Supernet, images: Tensor, labels: Tensor, calibration: Tensor | None, bn: str, precision: str
     ):
-        # The net itself is not kept: it keeps its recordings (see `recorded_evaluation`), and they end with it.
+        # The net is not kept here: it keeps its recordings (see `recorded_evaluation`), which are freed with it.
         self.bn, self.half = bn, precision == "bf16"
         self.images, self.labels = images.clone(), labels.clone()
         self.calibration = None if calibration is None else calibration.clone()
         self.classifier = net.classifier.weight.detach(), net.classifier.bias.detach()
         self.casts = Casts(net) if self.half else None
-        self.buffers: list[Tensor] = []  # the statistics that recalibration writes live as long as what writes them
+        self.buffers: list[Tensor] = []  # the statistics that recalibration writes must live as long as the graphs
         self.pool = recording.new_pool()
-        self.subtrees: dict[int, Subtree] = {}  # by where the first of their blocks is
+        self.subtrees: dict[int, Subtree] = {}  # by the index of the first of their blocks
         with self._conditions(net):
             self.refresh = recording.recorded(self.casts.refresh, self.pool) if self.casts is not None else None
             self._record(net)
-        torch.cuda.empty_cache()  # of what was warmed up
+        torch.cuda.empty_cache()  # memory of the warm-up
 
     @contextmanager
     def _conditions(self, net: Supernet) -> Iterator[None]:
-        """What holds when something is recorded."""
+        """Set up the BatchNorm mode and the precision in which graphs are recorded."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             self.buffers += stack.enter_context(bn_mode(net, self.bn))
@@ -66,7 +66,7 @@ class GraphedEvaluation:
             self.boundaries.append(tuple(None if x is None else torch.empty_like(x) for x in stage))  # type: ignore[arg-type]
 
         def record(block: nn.Module, source: Stage, target: Stage) -> Graph:
-            # With calibration images a block runs twice, and where it writes is not a single place.
+            # With calibration images a block runs twice, so it cannot write to a single buffer.
             def work() -> None:
                 with nullcontext() if target[1] is not None else writing(block, out=target[0]):
                     results = run_block(block, *source)
@@ -89,14 +89,18 @@ class GraphedEvaluation:
         ]
 
     def _record_subtrees(self, net: Supernet, families: Iterable[Sequence[OpPath]]) -> None:
-        """Those of these families that are not there yet: more than one where the last two layers have blocks for an identity
-        before them."""
+        """Record the subtrees of these families that are not recorded yet.
+
+        There are several if the last two layers have separate blocks behind an identity.
+        """
         for first in {net.places(family[0])[-2] for family in families} - self.subtrees.keys():
             self.subtrees[first] = self._record_subtree(net, first)
 
     def _record_subtree(self, net: Supernet, first: int) -> "Subtree":
-        """All ops of the last two layers behind the input of the first of them, branch beside branch. Where that layer's blocks
-        for them begin is `first`."""
+        """Record all ops of the last two layers as parallel branches.
+
+        The blocks of the last layer but one are those from index `first` on.
+        """
         ops, leaves = net.space.num_ops[-2:]
         scores = Scores.empty(ops * leaves, len(self.labels), self.images.device)
 
@@ -107,7 +111,7 @@ class GraphedEvaluation:
                 self._classify(net, block, stage, op * leaves + leaf, scores)
 
         branches = [partial(branch, op) for op in range(ops)]
-        # Recalibration goes through statistics that all branches share: they take turns.
+        # Recalibration uses statistics that all branches share, so they run one after the other.
         work = recording.in_turn(branches) if self.calibration is not None else recording.side_by_side(branches)
         with self._conditions(net):
             graph = recording.recorded(work)
@@ -115,7 +119,7 @@ class GraphedEvaluation:
         return Subtree(graph, scores)
 
     def _classify(self, net: Supernet, block: nn.Module, stage: Stage, row: int, into: "Scores") -> None:
-        """The last layer, the head and what the labels say."""
+        """Run the last layer and the head, and write losses and correct predictions to a row of `into`."""
         from greedynas.gpu.kernels.small import scores
 
         features = pooled(net, *run_block(block, *stage)).float()
@@ -130,7 +134,7 @@ class GraphedEvaluation:
         labels: Tensor,
         calibration: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Summed losses (paths,) and which images are right (paths, images) of sorted, distinct paths."""
+        """Return summed losses (paths,) and correctly classified images (paths, images) of sorted, distinct paths."""
         self.images.copy_(images)
         self.labels.copy_(labels)
         if self.calibration is not None and calibration is not None:
@@ -144,9 +148,9 @@ class GraphedEvaluation:
         if sum(whole) >= FEW_SUBTREES:
             self._record_subtrees(net, itertools.compress(families, whole))
         row = 0
-        for family, all_there in zip(families, whole, strict=True):
+        for family, complete in zip(families, whole, strict=True):
             path = net.places(family[0])
-            if all_there and path[-2] in self.subtrees:
+            if complete and path[-2] in self.subtrees:
                 subtree = self.subtrees[path[-2]]
                 self._replay_layers(path[:-2], shared[row])
                 subtree.graph.replay()
@@ -166,15 +170,15 @@ class GraphedEvaluation:
 
 
 def is_whole(family: Sequence[OpPath], space: Space) -> bool:
-    """Whether paths that differ in their last two layers at most are all that there are of them."""
+    """Return whether some paths that agree in all but their last two layers are all such paths of the space."""
     return len(space.layers) > 1 and len(family) == math.prod(space.num_ops[-2:])
 
 
 @dataclass
 class Scores:
-    """Of several paths on a chunk of images. Rows begin at addresses that are multiples of 16."""
+    """The losses and the correct predictions of several paths on a chunk. Rows are aligned to 16 bytes."""
 
-    losses: Tensor  # (paths, parts): sums over every 16 images
+    losses: Tensor  # (paths, parts): sums over groups of 16 images
     rights: Tensor  # (paths, images), int8
     parts: int
 
@@ -207,10 +211,10 @@ def recorded_evaluation(
     bn: str,
     precision: str,
 ) -> GraphedEvaluation | None:
-    """The recording for chunks of this shape; None where replaying does not pay yet."""
-    if not recording.worth_recording(images) or net.space.num_classes > MOST_CLASSES:
+    """Return the recording for chunks of this shape, or None if recording is not worthwhile (yet)."""
+    if not net.recordable or not recording.worth_recording(images) or net.space.num_classes > MOST_CLASSES:
         return None
-    weights = next(net.parameters()).data_ptr()  # a net that moved is recorded anew
+    weights = next(net.parameters()).data_ptr()  # a net whose weights were moved is recorded again
     key = (images.shape, None if calibration is None else calibration.shape, bn, precision, weights)
     known = _evaluations.setdefault(net, {})
     found = known.get(key, 0)

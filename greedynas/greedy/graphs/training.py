@@ -1,8 +1,8 @@
-"""Training on small images on a GPU, by replay of CUDA graphs.
+"""Training on small images on a GPU, by replaying CUDA graphs.
 
-Every block is recorded once, forward and backward with the update of its weights. A training step is then some twenty
-replays, whatever the path: blocks of neighbouring layers meet in buffers that all ops of a layer share. The parameters and
-the optimizer's momentum are the ones of the plain loop, changed in place.
+Every block is recorded once: a forward graph, and a backward graph that also updates its weights. A training step is
+then some twenty replays, whatever the path, because all ops of a layer read from and write to the same buffers. The
+parameters and the optimizer's momentum are those of the plain loop, changed in place.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from greedynas.spaces.paths import OpPath
 
 
 class GraphedTraining:
-    """Training steps on batches of one shape: what `training.train_step` does, by replay."""
+    """Recorded training steps on batches of one shape, which do the same as `steps.train_step`."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class GraphedTraining:
         self.decays: dict[Tensor, float] = {
             p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
         }
-        # SGD begins with the gradient itself as momentum, which is what zeros lead to.
+        # SGD starts with the gradient as momentum, which is the same as starting with zeros.
         self.momenta: dict[Tensor, Tensor] = {
             p: optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in net.parameters()
         }
-        # Both ends are trained by every path of a `fair` update, and updated after the last of them.
+        # Stem, head and classifier are trained by every path of a `fair` update, and updated after the last path.
         self.sums: dict[Tensor, Tensor] = {}
         if settings.sampler == "fair":
             ends = [*net.stem.parameters(), *net.head.parameters(), *net.classifier.parameters()]
@@ -55,10 +55,10 @@ class GraphedTraining:
         with _unchanged(net), self.casts.attached() if self.casts is not None else ExitStack():
             self._allocate_boundaries()
             self._record()
-        torch.cuda.empty_cache()  # of what was warmed up
+        torch.cuda.empty_cache()  # memory of the warm-up
 
     def __call__(self, images: Tensor, labels: Tensor, paths: Sequence[OpPath], lr: float) -> Tensor:
-        """One update; returns the mean loss over the paths."""
+        """Train the paths with one update and return their mean loss."""
         self.images.copy_(images)
         self.labels.copy_(labels)
         self.lr.fill_(lr)
@@ -77,12 +77,12 @@ class GraphedTraining:
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def refresh(self) -> None:
-        """After the parameters were changed by something else than these steps."""
+        """Update the bf16 copies of the parameters after these were changed outside of the recorded steps."""
         if self.casts is not None:
             self.casts.refresh()
 
     def _allocate_boundaries(self) -> None:
-        """The input of every layer and of the head, and the gradient of the loss by it."""
+        """Allocate the input of every layer and of the head, and the gradients with respect to these."""
         x, self.inputs = self.images, []
         with torch.no_grad(), self._autocast():
             for block in (self.net.stem, *self.net.blocks([0] * len(self.net.space.layers))):
@@ -95,7 +95,7 @@ class GraphedTraining:
         self.stem = self._record_block(net.stem, None, self.inputs[0], self.grads[0], None, None)
         self.layers: list[list[tuple[Graph, Graph]]] = []
         for i, ops in enumerate(net.layers):
-            # Of a layer's ops one is active in a step: they share the memory of their activations.
+            # Only one op of a layer is active in a step, so they share the memory of their activations.
             pool = recording.new_pool()
             ends = (self.inputs[i], self.inputs[i + 1], self.grads[i + 1], self.grads[i])
             self.layers.append([self._record_block(block, *ends, pool) for block in ops])  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ class GraphedTraining:
     def _record_block(
         self, block: Any, x: Tensor | None, out: Tensor, grad_out: Tensor, grad_in: Tensor | None, pool: Any
     ) -> tuple[Graph, Graph]:
-        """(forward, backward and update). Without an input of its own it is the stem, which reads the images."""
+        """Return a block's graphs: forward, and backward with the update. `x` is None for the stem."""
         leaf = self.images if x is None else x.detach().requires_grad_()
         train = self._trainer(list(block.parameters()))
         wanted = train.parameters if x is None else [leaf, *train.parameters]
@@ -175,13 +175,13 @@ class GraphedTraining:
             self.lr,
         )
         later = {} if at_once else {p: self.sums[p] for p in parameters if p in self.sums}
-        # Kept, because what was recorded reads the update's table.
+        # Kept alive, because the recorded graph reads the table of the update.
         self.trainers.append(_Trainer(parameters, update, later))
         return self.trainers[-1]
 
 
 class _Trainer:
-    """What is done with the gradients of some parameters: an update, or sums for a later one."""
+    """Uses the gradients of some parameters, either for an update or for sums of which a later update is made."""
 
     def __init__(self, parameters: list[Tensor], update: Any, sums: dict[Tensor, Tensor]):
         self.parameters, self.update, self.sums = parameters, update, sums
@@ -194,7 +194,7 @@ class _Trainer:
             self.update(laid_out)
 
     def begin(self) -> None:
-        """From now on, replays train. Until then nothing was changed but sums."""
+        """Let replays train from now on. Before this call they change nothing but the sums, which are reset here."""
         if self.sums:
             torch._foreach_zero_(list(self.sums.values()))
         else:
@@ -202,7 +202,7 @@ class _Trainer:
 
 
 class _unchanged:
-    """Whatever is run inside, parameters and buffers are afterwards what they were, in the same memory."""
+    """A context that restores the values of all parameters and buffers in place when it ends."""
 
     def __init__(self, net: nn.Module):
         self.tensors = list(net.state_dict(keep_vars=True).values())
@@ -217,5 +217,5 @@ class _unchanged:
 
 
 def _laid_out(grad: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in the memory layout of its parameter: the fused update walks both as flat memory."""
+    """Return the gradient in the memory layout of its parameter, because the fused update reads both as flat memory."""
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)

@@ -1,1 +1,1 @@
-"""Samplers: which paths the next updates of a supernet train. The paper's greedy one, and those it is compared with."""
+"""Samplers decide which paths the next updates of a supernet train: the paper's greedy one and its baselines."""

@@ -9,12 +9,13 @@ from greedynas.spaces.space import Space
 
 
 class Fair(Sampler):
-    """Draws as many paths for an update as a layer has ops, without an op in common."""
+    """Draws as many paths for an update as a layer has ops; no two of them share an op."""
 
     def check(self, space: Space) -> None:
         if len(set(space.num_ops)) > 1:
             raise GreedyNASError(
-                f"the fair sampler needs as many ops in every layer, {space.name} has {sorted(set(space.num_ops))}"
+                "the fair sampler needs the same number of ops in every layer; "
+                f"{space.name} has {sorted(set(space.num_ops))}"
             )
 
     def paths_per_update(self, space: Space) -> int:
@@ -25,7 +26,7 @@ class Fair(Sampler):
 
 
 def fair_paths(space: Space, rng: np.random.Generator) -> list[OpPath]:
-    """Return as many paths as a layer has ops, in which every op of every layer is met exactly once."""
+    """Return as many paths as a layer has ops, which together use every op of every layer exactly once."""
     Fair().check(space)
     orders = [rng.permutation(count) for count in space.num_ops]
     return [parse_path(path, space) for path in np.stack(orders, axis=1)]

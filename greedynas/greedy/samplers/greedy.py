@@ -5,7 +5,7 @@ from greedynas.greedy.samplers.sampler import Draw, Drawn, Sampler
 
 
 class Greedy(Sampler):
-    """Keeps the k best of m paths (Algorithm 1); uniform during warm-up."""
+    """Keeps the k best of m paths (Algorithm 1), and samples uniformly during warm-up."""
 
     filters = True
 
@@ -13,8 +13,6 @@ class Greedy(Sampler):
         if not draw.filters:
             return Drawn([draw.uniform()])
         k = draw.settings.k
-        m = (
-            draw.settings.m if draw.settings.filtering else k
-        )  # the ablation without filtering trains all that it samples
-        filtered = filter_paths(draw.space, draw.losses, m, k, draw.rng, draw.pool, draw.epsilon).agreed()
+        m = draw.settings.m if draw.settings.filtering else k  # the ablation without filtering trains all sampled paths
+        filtered = filter_paths(draw.space, draw.losses, m, k, draw.rng, draw.pool, draw.epsilon, draw.explore).agreed()
         return Drawn([[path] for path, _ in filtered.kept], filtered)

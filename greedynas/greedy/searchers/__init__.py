@@ -1,4 +1,4 @@
-"""Searchers: how the paths of a trained supernet are searched for the best one within a budget."""
+"""Searchers look for the best path of a trained supernet within a budget."""
 
 from greedynas.runtime.registry import Registry
 
@@ -6,6 +6,11 @@ SEARCHERS: Registry = Registry(
     "searcher",
     {
         "evolution": "greedynas.greedy.searchers.evolution:evolution",
+        "model": "greedynas.greedy.searchers.model:model",
+        "aging": "greedynas.greedy.searchers.aging:aging",
+        "local": "greedynas.greedy.searchers.local:local",
+        "reinforce": "greedynas.greedy.searchers.reinforce:reinforce",
+        "derivation": "greedynas.greedy.searchers.derivation:derivation",
         "random": "greedynas.greedy.searchers.random:random",
     },
 )

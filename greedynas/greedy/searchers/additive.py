@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def additive_model(paths: ArrayLike, values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return what the best sum of one number for each op of each layer says of the paths it is fitted to, by least squares."""
+    """Return the values that a least-squares fit, a sum of one number for each layer's op, predicts for these paths."""
     columns = [column == op for column in np.asarray(paths).T for op in np.unique(column)[1:]]
     design = np.column_stack([np.ones(len(values)), *columns])
     return design @ np.linalg.lstsq(design, np.asarray(values, float), rcond=None)[0]

@@ -1,11 +1,9 @@
-"""Evolutionary search: Algorithm 3 of the paper, NSGA-II from the candidate pool.
+"""Evolutionary search: Algorithm 3 of the paper, NSGA-II starting from the candidate pool.
 
-Built from pymoo's parts: its non-dominated sorting, crowding distance, tournament and variation operators. Ours are the
-start from the pool, hard limits (a path that violates one is rejected), one evaluation a path ever, and the last front that
-does not fit being sorted by accuracy.
+Non-dominated sorting, crowding distance, tournament and variation operators are pymoo's. Implemented here are the start
+from the pool, hard limits (a path that violates one is rejected), a single evaluation of each path, and the selection
+by accuracy from the last front, which does not fit as a whole.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 from pymoo.core.population import Population
@@ -17,7 +15,7 @@ from pymoo.operators.selection.tournament import TournamentSelection, compare
 from pymoo.operators.survival.rank_and_crowding.metrics import calc_crowding_distance
 from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
 
-from greedynas.greedy.searchers.task import STALE_ROUNDS, Found, Plan, Proposal, Searcher, Task
+from greedynas.greedy.searchers.task import STALE_ROUNDS, Found, Plan, Proposal, Searcher, Task, initial_population
 from greedynas.spaces.costs import IntArray
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
@@ -39,20 +37,10 @@ def evolution(plan: Plan) -> Searcher:
         population = survivors(task, population + found, size)
 
 
-def initial_population(
-    task: Task, pool: Sequence[OpPath], size: int, rng: np.random.Generator
-) -> tuple[list[OpPath], int]:
-    """The pool's best feasible paths (it is given best first), filled up with random feasible ones."""
-    distinct = list(dict.fromkeys(tuple(path) for path in pool))
-    feasible = task.feasible(np.array(distinct)).tolist() if distinct else []
-    chosen = [path for path, fits in zip(distinct, feasible, strict=True) if fits][:size]
-    return chosen + task.new_random_paths(size - len(chosen), set(chosen), rng), len(chosen)
-
-
 def make_new_population(
     task: Task, population: list[Found], seen: set[OpPath], size: int, rng: np.random.Generator
 ) -> tuple[list[OpPath], int]:
-    """Offspring by binary tournament, uniform crossover and mutation; (new feasible paths, how many were rejected)."""
+    """Return offspring by binary tournament, uniform crossover and mutation, and how many others were rejected."""
     individuals, problem = _individuals(task, population), _problem(task.space)
     tournament = TournamentSelection(func_comp=_by_rank_then_crowding)
     offspring: dict[OpPath, None] = {}
@@ -72,7 +60,7 @@ def make_new_population(
 
 
 def survivors(task: Task, candidates: list[Found], size: int) -> list[Found]:
-    """Whole fronts while they fit; the first that does not is sorted by accuracy and cut."""
+    """Return the `size` survivors: whole fronts while they fit, then the most accurate paths of the next front."""
     kept: list[Found] = []
     for front in NonDominatedSorting().do(task.scores(candidates)):
         members = [candidates[i] for i in front]
@@ -85,7 +73,7 @@ def survivors(task: Task, candidates: list[Found], size: int) -> list[Found]:
 
 
 def _individuals(task: Task, population: list[Found]) -> Population:
-    """Pymoo's form of a population, with rank and crowding distance."""
+    """Return a population as pymoo represents it, with rank and crowding distance."""
     scores = task.scores(population)
     ranks, crowding = np.zeros(len(population), dtype=int), np.zeros(len(population))
     for rank, front in enumerate(NonDominatedSorting().do(scores)):

@@ -1,4 +1,4 @@
-"""A small chart of a search for notebooks: every evaluated path, and the front."""
+"""A small chart of a search for notebooks, with every evaluated path and the front."""
 
 from collections.abc import Sequence
 from html import escape
@@ -18,11 +18,11 @@ def draw_front(
     """Draw accuracies over costs as SVG, with a line through the front.
 
     Args:
-        costs: The cost of each path; one that is not a number is left out.
+        costs: The cost of each path; paths without a finite cost are left out.
         accuracies: The accuracy of each path.
-        front: Which paths are on the front, cheapest first.
+        front: The indices of the paths on the front, cheapest first.
         axes: The names of both axes.
-        title: A heading.
+        title: The heading of the chart.
 
     Returns:
         The SVG.
@@ -46,7 +46,7 @@ def draw_front(
 
 
 def _scaled(values: NDArray[np.float64], known: NDArray[np.bool_], length: int) -> NDArray[np.float64]:
-    """Return values as pixels from one margin to the other."""
+    """Return values scaled linearly to pixels between the margins."""
     if not known.any():
         return np.zeros(len(values))
     low, high = values[known].min(), values[known].max()

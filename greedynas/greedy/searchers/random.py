@@ -1,11 +1,11 @@
-"""Random search, the baseline of Algorithm 3."""
+"""Random search, the baseline for Algorithm 3."""
 
 from greedynas.greedy.searchers.task import Plan, Proposal, Searcher
 from greedynas.spaces.paths import OpPath
 
 
 def random(plan: Plan) -> Searcher:
-    """Propose distinct feasible paths at random, a population at a time."""
+    """Propose distinct random feasible paths, one population per generation."""
     seen: set[OpPath] = set()
     for generation in range(plan.generations):
         paths = plan.task.new_random_paths(plan.population, seen, plan.rng(generation))

@@ -1,4 +1,4 @@
-"""Small images on a GPU. Graphs need one; their logic and the kernels are tested without (see `interpreted_small.py`)."""
+"""Tests of training on small images on a GPU. `interpreted_small.py` tests the logic and the kernels without one."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.helpers.graphs import Recorded
 from tests.helpers.interpreted import run_interpreted
 
 
-def test_in_the_interpreter():
+def test_recorded_training_in_the_interpreter():
     run_interpreted("tests/helpers/interpreted_small.py")
 
 
@@ -20,7 +20,7 @@ def test_nothing_is_recorded_on_the_cpu():
     assert not recording.worth_recording(torch.zeros(1, 3, 32, 32))
 
 
-def test_larger_images_keep_a_gpu_busy_by_themselves(monkeypatch):
+def test_larger_images_are_not_recorded(monkeypatch):
     class Images:
         device = torch.device("cuda")
         shape = (8, 3, 32, 32)
@@ -33,7 +33,7 @@ def test_larger_images_keep_a_gpu_busy_by_themselves(monkeypatch):
     assert not recording.worth_recording(Images)
 
 
-def test_other_batches_take_the_plain_step_and_are_noticed(monkeypatch):
+def test_batches_of_another_size_take_the_plain_step_and_refresh_the_recording(monkeypatch):
     Recorded.made = []
     monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
     monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
@@ -58,8 +58,8 @@ def test_clipped_gradients_take_the_plain_step(monkeypatch):
 
 
 @pytest.mark.parametrize(("sampler", "recorded"), [("uniform", 0), ("fair", 1)])
-def test_several_paths_of_an_update_are_recorded_where_they_share_no_op(monkeypatch, sampler, recorded):
-    """Replay updates each op after its path; gradients of paths that share one have to be added up first."""
+def test_several_paths_of_an_update_are_recorded_if_they_share_no_op(monkeypatch, sampler, recorded):
+    """Replay updates each op right after its path, but gradients of paths that share an op must be added up first."""
     Recorded.made = []
     monkeypatch.setattr("greedynas.greedy.steps.GraphedTraining", Recorded)
     monkeypatch.setattr("greedynas.greedy.steps.worth_recording", lambda images: True)
@@ -75,7 +75,7 @@ def test_several_paths_of_an_update_are_recorded_where_they_share_no_op(monkeypa
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("sampler", ["greedy", "fair"])
-def test_replayed_steps_are_those_of_the_engine(sampler):
+def test_replayed_steps_equal_those_of_the_engine(sampler):
     settings = TrainSettings(sampler=sampler)
     paths = [[(2, 1, 0, 1, 2, 0, 1, 2)], [(0, 0, 1, 2, 2, 1, 0, 0)]]
     if sampler == "fair":

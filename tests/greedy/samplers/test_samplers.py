@@ -1,4 +1,4 @@
-"""What samplers draw: the rivals that ship, and samplers of plugins."""
+"""Tests of the samplers: the built-in ones and those of plugins."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from greedynas.greedy.samplers.greedy import Greedy
 from greedynas.greedy.samplers.sampler import Draw, Drawn, FunctionSampler, Sampler, make_sampler
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.settings import SAMPLERS, TrainSettings
+from greedynas.spaces.feasible import FeasiblePaths
 from tests.helpers.strategies import spaces
 from tests.helpers.training import SETTINGS, same_tensors, tiny_space, train
 
@@ -26,8 +27,17 @@ def draw_of(space=MACRO, seed=0, **changes):
     return Draw(space, TrainSettings(), np.random.default_rng(seed), **facts)
 
 
+def test_a_draw_keeps_the_limits_of_the_training():
+    limits = {"macs": (None, int(np.median(MACRO.cost_tables["macs"].range)))}
+    limited = draw_of(feasible=FeasiblePaths(MACRO.cost_tables, limits))
+    paths = limited.uniform(50)
+    assert len(paths) == 50
+    assert MACRO.costs([*paths, limited.explore()]).macs.max() <= limits["macs"][1]
+    assert MACRO.costs(draw_of().uniform(50)).macs.max() > limits["macs"][1]
+
+
 @given(spaces(), st.integers(0, 5))
-def test_fair_paths_meet_every_op_of_every_layer_once(space, seed):
+def test_fair_paths_contain_every_op_of_every_layer_once(space, seed):
     if len(set(space.num_ops)) > 1:
         with pytest.raises(GreedyNASError, match="fair"):
             fair_paths(space, np.random.default_rng(seed))
@@ -47,7 +57,7 @@ def test_fair_paths_of_uneven_spaces_are_refused():
 
 
 @pytest.mark.parametrize(("name", "paths"), [("greedy", 1), ("uniform", 1), ("fair", 3)])
-def test_an_update_trains_as_many_paths_as_is_told(name, paths):
+def test_an_update_trains_the_stated_number_of_paths(name, paths):
     sampler = make_sampler(name)
     drawn = sampler.draw(draw_of())  # greedy: during warm-up
     assert drawn.filtered is None
@@ -57,7 +67,7 @@ def test_an_update_trains_as_many_paths_as_is_told(name, paths):
     assert drawn == again != other
 
 
-def test_greedy_trains_what_its_filtering_keeps():
+def test_greedy_trains_the_paths_that_filtering_keeps():
     draw = draw_of(filters=True, losses=lambda paths: [float(sum(path)) for path in paths])
     drawn = Greedy().draw(draw)
     assert drawn.updates == [[path] for path, _ in drawn.filtered.kept]
@@ -68,7 +78,7 @@ def test_greedy_trains_what_its_filtering_keeps():
 
 
 def test_a_function_is_a_sampler(data, registered):
-    """It takes a `Draw` and returns paths in any form, each of which one update trains."""
+    """The function takes a `Draw` and returns paths in any form; each is trained by one update."""
     draws = []
 
     def favourites(draw):
@@ -99,7 +109,7 @@ def test_a_function_that_draws_uniformly_is_uniform_sampling(data, registered):
     assert same_tensors(ours.state_dict(), theirs.state_dict())
 
 
-def test_what_a_function_evaluates_is_counted(data, registered):
+def test_evaluations_of_a_function_are_counted(data, registered):
     def best_of_three(draw):
         paths = draw.uniform(3)
         losses = draw.losses(paths)
@@ -115,7 +125,7 @@ def test_what_a_function_evaluates_is_counted(data, registered):
 
 
 class Pairs(Sampler):
-    """Two paths for each update, and only in spaces of four layers."""
+    """Draws two paths for each update, and accepts only spaces with four layers."""
 
     def check(self, space):
         if len(space.layers) != 4:
@@ -138,18 +148,42 @@ def test_a_class_is_a_sampler(data, registered):
         train(data, tiny_space(repeat=1), sampler="pairs")
 
 
-@pytest.mark.parametrize("drawn", [[], [[]]])
-def test_a_sampler_that_draws_nothing_is_one_line(data, registered, drawn):
+def test_a_class_needs_no_other_name_than_sampler(data, registered):
+    class Plain(Sampler):
+        def paths_per_update(self, space):
+            return 2
+
+        def draw(self, draw):
+            return [[list(path) for path in draw.uniform(2)], ["0000", (1, 1, 1, 1)]]
+
+    registered(SAMPLERS, "plain", Plain)
+    _, state = train(data, sampler="plain")
+    assert (state.step, state.draws, state.optimization_images) == (12, 6, 240)
+
+
+@pytest.mark.parametrize("drawn", [None, [(0, 0, 0, 0)], [0], [["0003"]], {"updates": []}])
+def test_updates_that_a_class_cannot_mean_are_one_line(data, registered, drawn):
+    class Odd(Sampler):
+        def draw(self, draw):
+            return drawn
+
+    registered(SAMPLERS, "odd", Odd)
+    with pytest.raises(GreedyNASError, match=r"a list of paths for each update|a path is a sequence|has no op 3"):
+        train(data, sampler="odd")
+
+
+@pytest.mark.parametrize("drawn", [[], [[]], [["0000"], []]])
+def test_a_sampler_that_draws_no_path_is_an_error(data, registered, drawn):
     class Nothing(Sampler):
         def draw(self, draw):
             return Drawn(drawn)
 
     registered(SAMPLERS, "nothing", Nothing)
-    with pytest.raises(GreedyNASError, match=r"^the sampler 'nothing' has drawn no path for an update$"):
+    with pytest.raises(GreedyNASError, match=r"^the sampler 'nothing' drew no path for an update$"):
         train(data, sampler="nothing")
 
 
-def test_paths_that_are_none_are_refused(data, registered):
+def test_invalid_paths_are_refused(data, registered):
     registered(SAMPLERS, "broken", lambda draw: ["0123"])
     with pytest.raises(GreedyNASError, match="op 3"):
         train(data, sampler="broken")

@@ -1,4 +1,4 @@
-"""Which network of a search is chosen, against brute force and scipy's interval."""
+"""Tests of the choice of a search's network, against brute force and scipy's interval."""
 
 import math
 
@@ -13,7 +13,7 @@ from greedynas.greedy.searchers.choice import choose, wilson_margin
 from greedynas.greedy.searchers.task import Found, Searched, make_task
 from greedynas.rundir.schemas import Chosen, Evaluated
 from greedynas.spaces.costs import CostTable
-from greedynas.stages.search_summary import choice_told
+from greedynas.stages.search_summary import describe_choice
 
 MACRO = load_space("macro")
 PATHS = [tuple(path) for path in np.unique(MACRO.sample(400, np.random.default_rng(0)), axis=0).tolist()]
@@ -21,26 +21,26 @@ PATHS = [tuple(path) for path in np.unique(MACRO.sample(400, np.random.default_r
 
 @st.composite
 def searches(draw):
-    """What a search may have evaluated: few accuracies, so that there are ties, with one or two objectives."""
+    """Draw the result of a search with few distinct accuracies, so that there are ties, and one or two objectives."""
     accuracies = st.integers(0, 30).map(lambda number: number / 30)
     paths = draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=25, unique=True))
     objectives = draw(st.sampled_from([("macs",), ("params", "macs"), ("latency_ms",), ("latency_ms", "params")]))
     coarse = CostTable(
         np.array([[1.0, 2.0, np.nan]] + [[1.0, 1.0, 2.0]] * 7), 0.5, MACRO.num_ops
-    )  # equal costs, and none
+    )  # equal and missing costs
     task = make_task(MACRO, Budget(), objectives, coarse)
     return Searched(task, [Found(path, draw(accuracies), 0) for path in paths])
 
 
 def costs_of(searched):
-    """The costs of every evaluated path by the objectives in order; what has no price is the most expensive."""
+    """Return the costs of every evaluated path by the objectives in order, with infinity for unknown ones."""
     tables = [searched.task.tables[name] for name in searched.task.objectives]
     rows = zip(*(table(np.array([entry.path for entry in searched.found])).tolist() for table in tables), strict=True)
     return [tuple(math.inf if math.isnan(cost) else cost for cost in row) for row in rows]
 
 
 def undominated(searched):
-    """The evaluated paths that no other one beats, with their costs."""
+    """Return the evaluated paths that no other one dominates, with their costs."""
     points = list(zip(searched.found, costs_of(searched), strict=True))
 
     def beats(rival, price, entry, cost):
@@ -77,30 +77,30 @@ def test_the_choice_is_the_cheapest_on_the_front_within_the_error(searched, imag
 
 
 @given(st.integers(1, 5000), st.floats(0, 1), st.sampled_from([0.5, 1.0, 1.96, 3.0]))
-def test_the_margin_is_that_of_wilsons_interval(images, share, errors):
+def test_the_margin_equals_that_of_wilsons_interval(images, share, errors):
     right = round(share * images)
     interval = stats.binomtest(right, images).proportion_ci(math.erf(errors / math.sqrt(2)), method="wilson")
     assert right / images - wilson_margin(right / images, images, errors) == pytest.approx(interval.low, abs=1e-9)
 
 
-def test_the_margin_at_the_ends_and_of_scores():
-    assert wilson_margin(1.0, 100, 1.0) == pytest.approx(1 / 101)  # not zero where every image is right
+def test_the_margin_of_shares_of_0_and_1_and_of_scores_beyond():
+    assert wilson_margin(1.0, 100, 1.0) == pytest.approx(1 / 101)  # not zero if every image is right
     assert wilson_margin(0.0, 100, 1.0) == 0
     assert wilson_margin(0.7, 100, 0.0) == 0
-    assert wilson_margin(1.2, 100, 1.0) == wilson_margin(1.0, 100, 1.0)  # an additive model may say so
+    assert wilson_margin(1.2, 100, 1.0) == wilson_margin(1.0, 100, 1.0)  # an additive model may give such a score
 
 
-def test_more_images_tell_more_apart():
-    """Accuracies rise with the cost; with a hundred times the images a tenth of the difference counts."""
+def test_more_images_distinguish_smaller_differences():
+    """Accuracies rise with the cost; a hundred times the images distinguish a tenth of the difference."""
     paths = sorted(PATHS, key=lambda path: MACRO.costs([path]).macs[0])[::10]
     searched = Searched(make_task(MACRO, Budget()), [Found(path, 0.8 + i / 1000, 0) for i, path in enumerate(paths)])
     few, many = choose(searched, 400), choose(searched, 40_000)
     assert few.best == many.best == searched.found[-1]
-    assert (few.within, many.within) == (20, 2)  # of 0.839 the standard errors are 1.84 and 0.18 points
+    assert (few.within, many.within) == (20, 2)  # the standard errors of 0.839 are 1.84 and 0.18 points
     assert (few.chosen, many.chosen) == (searched.found[-20], searched.found[-2])
 
 
-def test_of_many_ties_the_cheapest_is_chosen_whatever_came_first():
+def test_the_cheapest_of_many_ties_is_chosen_in_any_order():
     paths = sorted(PATHS[:20], key=lambda path: -MACRO.costs([path]).macs[0])
     searched = Searched(make_task(MACRO, Budget()), [Found(path, 1.0, 0) for path in paths])
     choice = choose(searched, 600)
@@ -108,7 +108,7 @@ def test_of_many_ties_the_cheapest_is_chosen_whatever_came_first():
     assert (choice.tied, choice.within) == (20, 1)
 
 
-# What is said of it
+# The description of a choice
 
 
 def told(*, best=(1, 0.912, 31_500_000, None), own=(0, 0.905, 11_100_000), objectives=("macs",), **choice):
@@ -116,10 +116,10 @@ def told(*, best=(1, 0.912, 31_500_000, None), own=(0, 0.905, 11_100_000), objec
     row = Evaluated(path=(op,), accuracy=accuracy, generation=0, macs=macs, params=9, latency_ms=3.4, score=score)
     numbers = {"tolerance": 1.0, "images": 600.0, "margin": 0.0117, "tied": 1, "within": 4, "best": row, **choice}
     chosen = {"path": own[:1], "supernet_accuracy": own[1], "macs": own[2], "params": 9, "latency_ms": 1.2}
-    return choice_told(Chosen(**chosen, choice=numbers), objectives)
+    return describe_choice(Chosen(**chosen, choice=numbers), objectives)
 
 
-def test_what_is_said_of_a_choice():
+def test_the_description_of_a_choice():
     assert told() == (
         "4 paths on the front lie within one standard error (1.2 points on 600 validation images) of the highest accuracy, "
         "91.2%. The cheapest of them was chosen, with 11.1M multiply-adds instead of 31.5M; --set search.tolerance=0 takes the "
@@ -133,4 +133,4 @@ def test_what_is_said_of_a_choice():
         "20 paths tie at the highest accuracy, 91.2%; the cheapest of them was chosen."
     )
     assert told(best=(0, 0.912, 11_100_000, None), within=3) is None  # simply the most accurate
-    assert choice_told(Chosen(path=(0,), supernet_accuracy=0.9), ("macs",)) is None  # of an earlier version
+    assert describe_choice(Chosen(path=(0,), supernet_accuracy=0.9), ("macs",)) is None  # of an earlier version

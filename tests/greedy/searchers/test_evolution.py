@@ -21,10 +21,11 @@ LIMIT = 60_000_000
 
 
 class Truth:
-    """A ground truth as an evaluator that refuses what a search must never ask for."""
+    """A ground truth as an evaluator that fails on paths which a search must never evaluate."""
 
     def __init__(self, entries, seeds, regret):
-        self.seeds, self.regret = seeds, regret  # searches that are compared; how far from the best evolution may stay
+        # Seeds of the compared searches, and how far below the best evolution may end
+        self.seeds, self.regret = seeds, regret
         self.accuracies = {tuple(map(int, path)): entry["mean_acc"] for path, entry in entries.items()}
         self.macs = {tuple(map(int, path)): entry["flops"] for path, entry in entries.items()}
 
@@ -47,14 +48,14 @@ class Truth:
 
 @pytest.fixture(scope="module", params=["synthetic", "NAS-Bench-Macro"])
 def truth(request):
-    """The made-up ground truth always, and the real one where its file is beside the checkout."""
+    """Return the synthetic ground truth, and the real one if its file is beside the checkout."""
     if request.param == "synthetic":
         return Truth(synthetic_truth(), seeds=30, regret=0.3)
     return Truth(json.loads(request.getfixturevalue("macro_truth").read_text()), seeds=200, regret=0.06)
 
 
 def smooth(paths):
-    """A made-up accuracy: more of the larger ops is better, with a little noise by path."""
+    """Return synthetic accuracies: larger ops are better, with a little noise for each path."""
     return [sum(path) / 16 + hash(path) % 100 / 1000 for path in paths]
 
 
@@ -87,7 +88,7 @@ def test_the_front_dominates_more_than_random_search(truth):
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30), st.integers(1, 20))
 def test_survivors_are_the_reference_fronts_and_the_last_is_cut_by_accuracy(points, size):
-    """Fronts by pymoo's own reference algorithm, on made-up accuracies and costs."""
+    """The reference fronts are those of pymoo's own algorithm, on synthetic accuracies and costs."""
     task = make_task(MACRO, Budget())
     by_cost = sorted({int(cost): path for path, cost in zip(PATHS, MACRO.costs(PATHS).macs, strict=True)}.items())
     candidates = [Found(by_cost[100 * cost][1], float(accuracy), 0) for accuracy, cost in points]
@@ -112,8 +113,8 @@ PATHS = [tuple(path) for path in np.unique(MACRO.sample(3000, np.random.default_
 @settings(max_examples=15)
 def test_offspring_are_new_valid_and_feasible(data):
     space = data.draw(spaces())
-    cheapest, dearest = space.cost_tables["macs"].range
-    budget = Budget(max_macs=int(cheapest + data.draw(st.floats(0.3, 1)) * (dearest - cheapest)) + 1)
+    cheapest, most_expensive = space.cost_tables["macs"].range
+    budget = Budget(max_macs=int(cheapest + data.draw(st.floats(0.3, 1)) * (most_expensive - cheapest)) + 1)
     task = make_task(space, budget)
     rng = np.random.default_rng(0)
     start, _ = initial_population(task, (), 10, rng)
@@ -126,7 +127,7 @@ def test_offspring_are_new_valid_and_feasible(data):
 
 
 def children(population, size=200):
-    """The offspring of a population without a limit, as an array."""
+    """Return the offspring of a population without a limit, as an array."""
     task, seen = make_task(MACRO, Budget()), {entry.path for entry in population}
     offspring, rejected = make_new_population(task, population, seen, size, np.random.default_rng(0))
     assert (len(offspring), rejected) == (size, 0)
@@ -134,7 +135,7 @@ def children(population, size=200):
 
 
 def on_a_front(paths, accuracies):
-    """A population in which each path costs more and is better than the one before."""
+    """Return a population in which each path costs more and is better than the previous one."""
     assert (np.diff(MACRO.costs(paths).macs) > 0).all()
     assert (np.diff(accuracies) > 0).all()
     return [Found(path, float(accuracy), 0) for path, accuracy in zip(paths, accuracies, strict=True)]
@@ -143,20 +144,20 @@ def on_a_front(paths, accuracies):
 def test_offspring_mix_the_ops_of_two_parents():
     mixed = children(on_a_front([(0,) * 8, (2,) * 8], [0.5, 0.6]), size=100)
     shares = np.sort([(mixed == op).sum(1) for op in (0, 2)], axis=0)[0]  # ops of the parent that gave fewer
-    assert (shares >= 2).mean() > 0.4  # by mutation alone it is one in twenty-five
+    assert (shares >= 2).mean() > 0.4  # with mutation alone it would be one in twenty-five
     changes = (np.diff(mixed[shares >= 2], axis=1) != 0).sum(1)
-    assert changes.mean() > 2.5  # each layer on its own: a child that is cut at one place has one change
+    assert changes.mean() > 2.5  # layers are mixed independently: one-point crossover would give one change
 
 
 def test_offspring_have_a_few_mutated_ops():
-    """One op in eight is drawn anew, a third of them become one that no parent has; unchanged parents do not count."""
+    """One op in eight is drawn anew, and a third of these are in no parent; unchanged parents do not count."""
     mutated = children(on_a_front([(0,) * 8, (2,) * 8], [0.5, 0.6]), size=100) == 1
     assert 0.03 < mutated.mean() < 0.1
     assert (mutated.mean(0) > 0).all()  # in every layer
 
 
 def by_first_op(first, others):
-    """Paths of increasing cost that begin with an op."""
+    """Return paths of increasing cost that begin with an op."""
     return sorted(((first, *rest) for rest in others), key=lambda path: MACRO.costs([path]).macs[0])
 
 
@@ -166,19 +167,19 @@ def share_of_first_op(offspring, op, other):
 
 
 def test_the_better_rank_wins_a_tournament():
-    """Every path of the front has a twin that costs more and is worse. Of pairs drawn at random three quarters have one of the
-    front, so its first op is that of three quarters of the parents; without a preference it would be a half."""
+    """Every path of the front has a twin that costs more and is worse. Three quarters of random pairs contain a path of
+    the front, so three quarters of the parents have its first op; without a preference it would be a half."""
     distinct = {int(MACRO.costs([path]).macs[0]): path[1:] for path in PATHS if path[0] == 0}
     rest = [distinct[cost] for cost in sorted(distinct)][::8][:30]
     accuracies = np.linspace(0.5, 0.8, len(rest))
     front = on_a_front(by_first_op(0, rest), accuracies)
     behind = on_a_front(by_first_op(2, rest), accuracies - 0.005)
     assert 0.65 < share_of_first_op(children(front + behind), 0, 2) < 0.85
-    assert 0.65 < share_of_first_op(children(behind + front), 0, 2) < 0.85  # whatever comes first
+    assert 0.65 < share_of_first_op(children(behind + front), 0, 2) < 0.85  # in either order
 
 
-def test_the_lonelier_path_wins_a_tournament_within_a_front():
-    """Half of the front lies close together, the other half far apart, and begins with another op."""
+def test_the_less_crowded_path_wins_a_tournament_within_a_front():
+    """One half of the front lies close together; the other half lies far apart and begins with another op."""
     distinct = {int(MACRO.costs([path]).macs[0]): path for path in PATHS}
     costs = np.array(sorted(distinct))
     close = [distinct[cost] for cost in costs if distinct[cost][0] == 0 and cost > 30_000_000][:20]
@@ -192,7 +193,7 @@ def test_the_lonelier_path_wins_a_tournament_within_a_front():
 
 
 @given(st.lists(paths_of(MACRO), max_size=30, unique=True), st.integers(1, 20))
-def test_the_initial_population_is_the_pools_best_feasible_and_random_ones(pool, size):
+def test_the_initial_population_has_the_best_feasible_paths_of_the_pool_and_random_ones(pool, size):
     task = make_task(MACRO, Budget(max_macs=LIMIT))
     feasible = [path for path in pool if MACRO.costs([path]).macs[0] <= LIMIT]
     population, from_pool = initial_population(task, pool, size, np.random.default_rng(0))
@@ -203,7 +204,7 @@ def test_the_initial_population_is_the_pools_best_feasible_and_random_ones(pool,
 
 
 @pytest.mark.parametrize("searcher", ["evolution", "random"])
-def test_interrupted_after_any_generation_and_resumed_equals_uninterrupted(searcher):
+def test_a_search_resumed_after_any_generation_equals_an_uninterrupted_one(searcher):
     plan = Plan(make_task(MACRO, Budget(max_macs=LIMIT)), population=20, generations=6, seed=3)
     *_, whole = search_steps(plan, smooth, searcher)
     for cut in (20, 60, 100, 120):
@@ -219,13 +220,13 @@ def test_interrupted_after_any_generation_and_resumed_equals_uninterrupted(searc
         assert len(asked) == 120 - cut
 
 
-def test_the_same_seed_gives_the_same_search_and_another_seed_another():
+def test_searches_are_equal_for_equal_seeds_only():
     first, second, other = (search(MACRO, smooth, generations=4, seed=seed) for seed in (1, 1, 2))
     assert first.found == second.found
     assert first.found != other.found
 
 
-def test_a_space_that_is_exhausted_ends_the_search():
+def test_the_search_ends_when_all_feasible_paths_are_evaluated():
     budget = Budget(max_macs=13_000_000)  # few paths fit
     result = search(MACRO, smooth, budget, generations=20)
     count = int((MACRO.costs(EVERYTHING).macs <= budget.max_macs).sum())
@@ -235,8 +236,8 @@ def test_a_space_that_is_exhausted_ends_the_search():
 EVERYTHING = np.array(np.meshgrid(*[range(3)] * 8, indexing="ij")).reshape(8, -1).T
 
 
-def test_the_choice_can_go_by_what_all_evaluated_paths_say():
-    lucky = (0, 2, 1, 0, 2, 2, 1, 0)  # one path that its noise puts above all others
+def test_the_choice_can_use_scores_of_all_evaluated_paths():
+    lucky = (0, 2, 1, 0, 2, 2, 1, 0)  # noise makes this path better than all others
 
     def evaluate(paths):
         return [2.0 if path == lucky else sum(path) / 16 for path in paths]
@@ -256,7 +257,7 @@ def test_the_choice_can_go_by_what_all_evaluated_paths_say():
     assert front[-1].path == steady.best.path
 
 
-def test_three_objectives():
+def test_a_search_with_three_objectives():
     result = search(MACRO, smooth, generations=4, objectives=("macs", "params"))
     scores = result.task.scores(result.front())
     assert scores.shape[1] == 3
@@ -267,12 +268,12 @@ def test_three_objectives():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"budget": Budget(max_macs=1_000_000)}, "cheapest has 7,713,280"),
+        ({"budget": Budget(max_macs=1_000_000)}, "cheapest path has 7,713,280"),
         ({"budget": Budget(max_latency_ms=5)}, "latency table"),
         ({"searcher": "bayes"}, "unknown searcher"),
         ({"objectives": ("beauty",)}, "unknown cost"),
     ],
 )
-def test_wrong_inputs(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(GreedyNASError, match=message):
         search(MACRO, smooth, **arguments)

@@ -1,4 +1,4 @@
-"""Searchers of plugins: what they propose is held to the budget, evaluated once, and no more of it than was planned."""
+"""Tests of plugins' searchers: proposals must keep the budget, are evaluated once, and are limited in number."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ DEAR = [path for path in PATHS if MACRO.costs([path]).macs[0] > LIMIT]
 
 
 class Evaluator:
-    """A made-up accuracy that remembers what was asked for."""
+    """A synthetic accuracy that records the evaluated paths."""
 
     def __init__(self):
         self.asked = []
@@ -31,26 +31,27 @@ def searched(registered, searcher, evaluate, generations=4, **more):
     return search(MACRO, evaluate, Budget(max_macs=LIMIT), searcher="mine", population_size=10, generations=generations, **more)  # fmt: skip
 
 
-def test_a_searcher_is_told_what_its_proposals_are_worth(registered):
-    told = []
+def test_a_searcher_receives_the_accuracies_of_its_proposals(registered):
+    received = []
 
     def listening(plan):
         seen = set()
         for generation in range(plan.generations):
             found = yield plan.task.new_random_paths(plan.population, seen, plan.rng(generation))
             seen |= {entry.path for entry in found}
-            told.append(found)
+            received.append(found)
 
     evaluate = Evaluator()
     result = searched(registered, listening, evaluate, seed=3)
-    assert [[entry.generation for entry in found] for found in told] == [[i] * 10 for i in range(3)]  # not of the last
-    assert [entry for found in told for entry in found] == result.found[:30]
+    # There are no results for the last proposal.
+    assert [[entry.generation for entry in found] for found in received] == [[i] * 10 for i in range(3)]
+    assert [entry for found in received for entry in found] == result.found[:30]
     assert [entry.path for entry in result.found] == evaluate.asked
     assert len(result.found) == 40
     assert result.best.accuracy == max(entry.accuracy for entry in result.found)
 
 
-def test_what_violates_a_limit_is_rejected_and_never_evaluated(registered):
+def test_paths_that_violate_a_limit_are_rejected_and_never_evaluated(registered):
     def careless(plan):
         for start in range(0, 12, 3):
             found = yield [*DEAR[start : start + 3], *CHEAP[start : start + 3]]
@@ -62,7 +63,7 @@ def test_what_violates_a_limit_is_rejected_and_never_evaluated(registered):
     assert result.rejected == 12
 
 
-def test_what_a_searcher_counts_itself_is_added(registered):
+def test_counts_of_a_searcher_are_added(registered):
     def counting(plan):
         yield Proposal([*CHEAP[:4], DEAR[0]], from_pool=2, rejected=5)
         yield Proposal(CHEAP[4:6], rejected=1)
@@ -85,7 +86,7 @@ def test_repeated_paths_are_evaluated_once(registered):
 
 
 @pytest.mark.parametrize("later", [CHEAP[:2], DEAR[:2], []])
-def test_a_searcher_that_finds_nothing_new_comes_to_an_end(registered, later):
+def test_a_searcher_that_proposes_nothing_new_is_stopped(registered, later):
     rounds = []
 
     def endless(plan):
@@ -100,7 +101,7 @@ def test_a_searcher_that_finds_nothing_new_comes_to_an_end(registered, later):
     assert evaluate.asked == [entry.path for entry in result.found] == CHEAP[:2]
 
 
-def test_rounds_without_anything_new_may_come_in_between(registered):
+def test_rounds_without_new_paths_are_allowed_in_between(registered):
     def slow(plan):
         for path in CHEAP[:3]:
             for _ in range(STALE_ROUNDS - 1):
@@ -112,7 +113,7 @@ def test_rounds_without_anything_new_may_come_in_between(registered):
 
 
 @pytest.mark.parametrize("proposals", [[], [[]], [DEAR[:3]] * 2, [[]] * 100])
-def test_a_searcher_that_finds_nothing_at_all_is_one_line(registered, proposals):
+def test_a_searcher_without_feasible_proposals_is_an_error(registered, proposals):
     def hopeless(plan):
         for paths in proposals:  # noqa: UP028 (a list takes no answers)
             yield paths
@@ -121,7 +122,7 @@ def test_a_searcher_that_finds_nothing_at_all_is_one_line(registered, proposals)
         searched(registered, hopeless, Evaluator())
 
 
-def test_no_more_is_evaluated_than_was_planned(registered):
+def test_no_more_paths_are_evaluated_than_planned(registered):
     def greedy(plan):
         found = yield CHEAP[:25]
         assert len(found) == 25
@@ -133,7 +134,7 @@ def test_no_more_is_evaluated_than_was_planned(registered):
     assert evaluate.asked == [entry.path for entry in result.found] == CHEAP[:30]
 
 
-def test_paths_that_are_none_are_refused(registered):
+def test_invalid_paths_are_refused(registered):
     def broken(plan):
         yield [CHEAP[0], (0, 1)]
 
@@ -141,8 +142,8 @@ def test_paths_that_are_none_are_refused(registered):
         searched(registered, broken, Evaluator())
 
 
-def test_a_search_of_a_plugin_goes_on(registered):
-    """All that it has evaluated is told to it again, and nothing is evaluated twice."""
+def test_the_search_of_a_plugin_is_resumed(registered):
+    """The searcher receives all earlier results again, and no path is evaluated twice."""
 
     def climbing(plan):
         found = yield CHEAP[:10]
