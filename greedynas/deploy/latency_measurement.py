@@ -1,37 +1,38 @@
-"""Measure a latency table on this machine: every distinct block of a space, then a few whole networks.
+"""The measurement of a latency table on this machine: first every distinct block of a space, then a few whole networks.
 
-A block on its own shows costs that it does not have inside a network: the call and, in ONNX Runtime, reordering the image
-into the blocked layout of the convolutions and back. So each block is timed once and as COPIES of itself in one graph, and
-its latency is what one more copy adds: one after the other where the shape stays, side by side with their outputs added
-where it changes. (The addition is the same for all ops of a layer that changes the shape, and every path has such a layer:
-the constant takes it back.) Copies have their own weights in memory, as the blocks of a network have.
+A single block has costs that it does not have inside a network: the call and, in ONNX Runtime, reordering the image
+into the blocked layout of the convolutions and back. So each block is timed once alone and once as COPIES of itself in
+one graph, and its latency is the time that one more copy adds. The copies are chained if the block keeps the shape;
+otherwise they run side by side and their outputs are added. (The addition is the same for all ops of a layer that
+changes the shape, and every path has such a layer, so the constant compensates for it.) Copies have separate weights,
+as the blocks of a network do.
 
-The graphs take turns (see `timing.py`), and of each the quietest round counts. Blocks and constant are then what networks
-take on a quiet machine, even when this one was not. What computes is a latency backend (see `latency_backends/`).
+The graphs are timed in turns (see `timing.py`), and the quietest round of each counts. Blocks and constant are thus
+those of a quiet machine, even if this one was not. The computation is done by a latency backend (see
+`latency_backends/`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from greedynas.deploy.latency_backends.backend import LatencyBackend, open_backend
 from greedynas.deploy.timing import RUNS, Runner, quietest, take_turns
+from greedynas.rundir.progress import Progress as Bar
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.rng import stream
-from greedynas.runtime.terminal import text_column
-from greedynas.spaces.latency import Block, Entry, Fit, LatencyTable, fill, fixed_layers
+from greedynas.spaces.latency import Block, Entry, Fit, LatencyTable, fill, fixed_layers, refuse_sizes
 from greedynas.spaces.space import Layer, Space
 
 COPIES = 4
 FIT_NETWORKS = 8
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
+Progress = Callable[[str, int, int], None]  # called with a task, its finished items and all of its items
 
 
 def measure_latency(
@@ -43,21 +44,21 @@ def measure_latency(
     repeats: int = 20,
     progress: Progress | None = None,
 ) -> LatencyTable:
-    """Measure a latency table on this machine: time every distinct block of a space, and fit the constant on whole networks.
+    """Measure a latency table on this machine: time every distinct block of a space, and fit the constant to networks.
 
     Args:
         space: The space whose blocks are timed, one image at a time.
-        backend: What computes: onnxruntime, torch, or one of a plugin.
-        device: Where it computes: cpu, or cuda with torch.
-        threads: CPU threads.
-        repeats: Rounds over all blocks.
-        progress: Called with what is being done, how much of it is done, and how much there is.
+        backend: The backend: onnxruntime, torch, or the name of a plugin's backend.
+        device: The device: cpu, or cuda with torch.
+        threads: The number of CPU threads.
+        repeats: The number of rounds over all blocks.
+        progress: A function that is called with the name of a task, its finished items and all of its items.
 
     Returns:
-        The table, with what its predictions were off by on a few networks.
+        The table, with the error of its predictions for a few networks.
 
     Raises:
-        GreedyNASError: There is no such backend, it cannot compute there, or a number makes no sense.
+        GreedyNASError: There is no such backend, it does not support the device, or a number is out of range.
 
     Example:
         >>> import greedynas
@@ -68,18 +69,28 @@ def measure_latency(
     """
     if repeats < 1:
         raise GreedyNASError(f"repeats must be at least 1, got {repeats}")
-    told = progress or (lambda what, done, total: None)
+    refuse_sizes(space)
+    report = progress or (lambda what, done, total: None)
     with _torch_threads(threads):
         opened = open_backend(backend, device, threads)
-        parts = _all_parts(space, opened, told)
-        timings = _time_blocks(space, opened, parts, repeats, told)
+        parts = all_parts(space, opened, report)
+        timings = _time_blocks(space, opened, parts, repeats, report)
         table = fill(space, timings, device=opened.device, backend=opened.backend, threads=opened.threads)
         paths = [tuple(path) for path in space.sample(FIT_NETWORKS, stream(0, "latency")).tolist()]
-        networks = [_network(space, opened, parts, path) for path in paths]
-        measured = quietest(take_turns(networks, repeats, lambda done, total: told("whole networks", done, total)))
+        networks = [opened.runner(*parts_of(space, parts, path)) for path in paths]
+        measured = quietest(take_turns(networks, repeats, lambda done, total: report("whole networks", done, total)))
         if not measured.all():
-            raise GreedyNASError("a network took no time at all: the clock of this machine does not run")
-    predicted = np.array([table.price(path, space) for path in paths])
+            raise GreedyNASError("a network took no time at all: the clock of this machine does not work")
+    return with_constant(table, space, paths, measured)
+
+
+def with_constant(
+    table: LatencyTable, space: Space, paths: Sequence[Sequence[int]], measured: NDArray[np.float64]
+) -> LatencyTable:
+    """Return a table whose constant is fitted to the measured milliseconds of whole networks."""
+    if not len(paths):
+        return table
+    predicted = np.array([table.price(tuple(path), space) for path in paths])
     constant = float(np.median(measured - predicted))
     error = float(np.median(np.abs(predicted + constant - measured) / measured))
     return table.model_copy(update={"constant_ms": constant, "fit": Fit(networks=len(paths), median_error=error)})
@@ -87,64 +98,76 @@ def measure_latency(
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[Progress]:
-    """Show a bar for what `measure_latency` does; nothing where the console is no terminal."""
-    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
+    """Show the progress of each task of `measure_latency`, one after the other."""
+    shown: dict[str, Bar] = {}
+    with ExitStack() as stack:
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
+        def update(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                stack.close()  # the bar of the task before
+                shown[what] = stack.enter_context(Bar(console, what, total, unit="part"))
+            shown[what].update(done)
 
-        yield tell
+        yield update
 
 
-def _all_parts(space: Space, backend: LatencyBackend, told: Progress) -> dict[Block, Any]:
-    """Return every distinct block, in the backend's form; those that do nothing are left out."""
+def all_parts(space: Space, backend: LatencyBackend, report: Progress) -> dict[Block, Any]:
+    """Return every distinct block in the backend's form, without identities that do nothing."""
     wanted: dict[tuple[int, ...], tuple[Layer, list[str]]] = {}
     for layer in (*fixed_layers(space), *space.layers):
         _, ops = wanted.setdefault(_place(layer), (layer, []))
         ops += [op for op in layer.ops if op not in ops and not layer.is_nothing(op)]
     parts: dict[Block, Any] = {}
     for done, (layer, ops) in enumerate(wanted.values()):
-        told("building blocks", done, len(wanted))
+        report("building blocks", done, len(wanted))
         if ops:
             made = backend.parts(layer, ops, space.activation)
             parts |= {Block.of(layer, op): part for op, part in zip(ops, made, strict=True)}
-    told("building blocks", len(wanted), len(wanted))
+    report("building blocks", len(wanted), len(wanted))
     return parts
 
 
 def _time_blocks(
-    space: Space, backend: LatencyBackend, parts: dict[Block, Any], rounds: int, told: Progress
+    space: Space, backend: LatencyBackend, parts: dict[Block, Any], rounds: int, report: Progress
 ) -> dict[Block, Entry]:
-    """Return what one more of each block adds to a graph."""
-    places = {_place(layer): layer for layer in (*fixed_layers(space), *space.layers)}
+    """Return the time that one more copy of each block adds to a graph."""
+    places = places_of(space)
     runners: list[Runner] = []
     for block, part in parts.items():
         layer = places[block.in_channels, block.out_channels, block.stride, block.in_size]
         runners.append(backend.runner([part], layer))
         runners.append(backend.runner([part] * COPIES, layer, side_by_side=not block.keeps_shape or block.op == "FC"))
-    # Since its last run a block of a network has lost its place in the caches to the weights of all the others.
+    # Between two runs of a network, the weights of other blocks displace those of a block from the caches.
     others = torch.ones(max(1, round(_mean_params(space))))
-    medians = take_turns(runners, rounds, lambda done, total: told("timing blocks", done, total), others.sum)
-    one, many = medians[0::2], medians[1::2]
+    medians = take_turns(runners, rounds, lambda done, total: report("timing blocks", done, total), others.sum)
+    return block_entries(list(parts), medians[0::2], medians[1::2], rounds * RUNS * 2)
+
+
+def block_entries(
+    blocks: Sequence[Block], one: NDArray[np.float64], many: NDArray[np.float64], count: int
+) -> dict[Block, Entry]:
+    """Return the entries of blocks from the rounds of each block alone and as copies, (blocks, rounds)."""
     each = np.maximum(quietest(many) - quietest(one), 0) / (COPIES - 1)
     spread = np.subtract(*np.percentile((many - one) / (COPIES - 1), [75, 25], axis=1))
     return {
-        block: Entry(ms=float(ms), spread=float(apart), count=rounds * RUNS * 2)
-        for block, ms, apart in zip(parts, each, spread, strict=True)
+        block: Entry(ms=float(ms), spread=float(apart), count=count)
+        for block, ms, apart in zip(blocks, each, spread, strict=True)
     }
 
 
-def _network(space: Space, backend: LatencyBackend, parts: dict[Block, Any], path: Sequence[int]) -> Runner:
+def parts_of(space: Space, parts: dict[Block, Any], path: Sequence[int]) -> tuple[list[Any], Layer]:
+    """Return the parts of a whole network in order, and its first layer."""
     *stem_and_head, classifier = fixed_layers(space)
     stem, head = stem_and_head[: len(space.stem)], stem_and_head[len(space.stem) :]
     chosen = [(layer, layer.ops[op]) for layer, op in zip(space.layers, path, strict=True)]
     chosen = [(layer, op) for layer, op in chosen if not layer.is_nothing(op)]
     ends = [[(layer, layer.ops[0]) for layer in layers] for layers in (stem, [*head, classifier])]
-    return backend.runner([parts[Block.of(layer, op)] for layer, op in (*ends[0], *chosen, *ends[1])], stem[0])
+    return [parts[Block.of(layer, op)] for layer, op in (*ends[0], *chosen, *ends[1])], stem[0]
+
+
+def places_of(space: Space) -> dict[tuple[int, int, int, int], Layer]:
+    """Return a layer for each distinct combination of shapes in a space."""
+    return {_place(layer): layer for layer in (*fixed_layers(space), *space.layers)}
 
 
 def _mean_params(space: Space) -> float:

@@ -1,5 +1,8 @@
-"""Say what an ONNX file may contain, and open it in ONNX Runtime. Nothing here needs PyTorch: the process that runs files of
-strangers starts quickly and has a small limit of memory."""
+"""The checks of ONNX files, and their opening in ONNX Runtime.
+
+Nothing here needs PyTorch, so that the process which runs untrusted files starts quickly and gets by with little
+memory.
+"""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -12,13 +15,13 @@ if TYPE_CHECKING:
 
 INPUT, OUTPUT = "images", "logits"
 STANDARD = ("", "ai.onnx")  # two names of one domain
-MAX_BYTES = 2**31 - 1  # of a protobuf message
-MAX_ELEMENTS = 2**28  # of anything that is computed of one image
+MAX_BYTES = 2**31 - 1  # limit of a protobuf message
+MAX_ELEMENTS = 2**28  # limit of any tensor for one image
 GROWING = {"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 
 
 def parse_onnx(data: bytes, what: str) -> "onnx.ModelProto":
-    """Return the model that a file holds; `what` names the file in messages."""
+    """Return the model in the bytes of a file; `what` names the file in messages."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -29,7 +32,7 @@ def parse_onnx(data: bytes, what: str) -> "onnx.ModelProto":
 
 
 def check_onnx(model: "onnx.ModelProto", what: str) -> None:
-    """Refuse all but a valid model with operators of the ONNX standard alone, in one graph, with all data in the file."""
+    """Raise a GreedyNASError unless a model is valid, with only standard operators, one graph and no external data."""
     import onnx
 
     domains = {entry.domain for entry in model.opset_import} | {node.domain for node in model.graph.node}
@@ -38,22 +41,22 @@ def check_onnx(model: "onnx.ModelProto", what: str) -> None:
         raise GreedyNASError(f"{what} has operators outside of the ONNX standard ({', '.join(foreign) or 'functions'})")
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]
     if any(attribute.HasField("g") or attribute.graphs for attribute in attributes):
-        raise GreedyNASError(f"{what} has control flow, which networks of greedynas do not have")
+        raise GreedyNASError(f"{what} has control flow, which networks of greedynas never have")
     tensors = [*model.graph.initializer, *(attribute.t for attribute in attributes)]
     tensors += [tensor for attribute in attributes for tensor in attribute.tensors]
     if model.graph.sparse_initializer or any(tensor.data_location or tensor.external_data for tensor in tensors):
-        raise GreedyNASError(f"{what} has weights in other files; greedynas reads files that hold all of theirs")
+        raise GreedyNASError(f"{what} has weights in other files; greedynas reads only files with all weights inside")
     try:
         onnx.checker.check_model(model, full_check=True)
-    except Exception as error:  # the checker and shape inference have their own, without a common base
+    except Exception as error:  # the checker and shape inference raise types without a common base
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise GreedyNASError(f"{what} is not a valid ONNX model: {reason:.200}") from None
 
 
 def refuse_growth(model: "onnx.ModelProto", what: str) -> None:
-    """Refuse a model with a tensor that is known beforehand to be too large.
+    """Raise a GreedyNASError if shape inference shows that a tensor of a model is too large.
 
-    Sizes that depend on the input are not known here; the limits of the process that runs the file hold for them.
+    Sizes that depend on the input are unknown here; they are limited by the process that runs the file.
     """
     import onnx
 
@@ -65,23 +68,23 @@ def refuse_growth(model: "onnx.ModelProto", what: str) -> None:
             sides = [dim.dim_value or 1 for dim in values[name].shape.dim] if known else []
             if (node.op_type in GROWING and not known) or math.prod(sides) > MAX_ELEMENTS:
                 raise GreedyNASError(
-                    f"{what} asks for more memory than a network of greedynas ({node.op_type} {name!r:.60})"
+                    f"{what} needs more memory than any network of greedynas ({node.op_type} {name!r:.60})"
                 )
 
 
 def shapes(values: Any) -> list[list[Any]]:
-    """Return names and shapes without the batch axis; a dimension that is not fixed is 0."""
+    """Return the names and the shapes of values without the batch axis. A dimension that is not fixed is 0."""
     return [[value.name, [dim.dim_value for dim in value.type.tensor_type.shape.dim][1:]] for value in values]
 
 
 def open_session(data: bytes, threads: int = 0) -> "onnxruntime.InferenceSession":
-    """Open a model in ONNX Runtime on the CPU; with 0 threads it takes as many as it likes."""
+    """Open a model in ONNX Runtime on the CPU. With 0 threads, ONNX Runtime chooses their number."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors, which are raised as well
+    options.log_severity_level = 3  # only errors, which are raised too
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that go on spinning after a run would slow down the session whose turn is next.
+    # Threads that keep spinning after a run would slow down the session that runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -1,7 +1,7 @@
-"""ONNX files: made of a network, cleaned, described, converted to lower precisions, run in ONNX Runtime.
+"""The export of networks to ONNX files, their conversion to lower precisions, and runs in ONNX Runtime.
 
-A file uses the standard operators alone, and its metadata says how images become its input (`preprocessing`, and the whole
-card). `onnx_checks` says what a file may contain, `onnx_sandbox` runs one that may be somebody else's.
+A file uses only standard operators, and its metadata describes the preprocessing of images in words and has the card.
+`onnx_checks` checks the contents of files, and `onnx_sandbox` runs untrusted ones.
 """
 
 import json
@@ -32,7 +32,7 @@ Floats = NDArray[np.float32]
 
 
 def make_onnx(network: nn.Module, card: Card) -> "onnx.ModelProto":
-    """The network in fp32 for any number of images, BatchNorm folded into the convolutions; `network` is in eval mode."""
+    """Export a network in eval mode to ONNX in fp32 for any number of images, with folded BatchNorm."""
     image = torch.zeros(2, card.image_channels, card.image_size, card.image_size)
     try:
         model = describe(export_onnx(network, image, dynamic_batch=True), card)
@@ -47,7 +47,8 @@ def export_onnx(net: nn.Module, image: Tensor, dynamic_batch: bool = False) -> "
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]} if dynamic_batch else {}
     if dynamic_batch:
         names["dynamic_shapes"] = ({0: torch.export.Dim("batch")},)
-    with warnings.catch_warnings(), signals.unhurried():  # what a signal raises within its C++ code aborts the process
+    # An exception of a signal handler would abort its C++ code. With gradients, a strided convolution would become a slice.
+    with warnings.catch_warnings(), signals.unhurried(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter warns about its own future
         program = torch.onnx.export(net, (image,), dynamo=True, verbose=False, **names)
     assert program is not None
@@ -55,8 +56,11 @@ def export_onnx(net: nn.Module, image: Tensor, dynamic_batch: bool = False) -> "
 
 
 def describe(model: "onnx.ModelProto", card: Card) -> "onnx.ModelProto":
-    """Without what the exporter leaves behind (stack traces with the paths of this machine, shapes that can be inferred),
-    with the card and a description of the preprocessing for people and other programs."""
+    """Add the card and a description of the preprocessing to a model, clean it, and return it.
+
+    Cleaning removes what the exporter leaves behind: stack traces with paths of this machine, and shapes that can be
+    inferred.
+    """
     import onnx
 
     from greedynas._version import __version__
@@ -75,7 +79,7 @@ def describe(model: "onnx.ModelProto", card: Card) -> "onnx.ModelProto":
 
 
 def preprocessing(card: Card) -> str:
-    """How an image becomes the input, in words."""
+    """Return a description of the preprocessing in words, from the image file to the network's input and output."""
     colours, shape = ("8-bit grey", "1") if card.image_channels == 1 else ("8-bit RGB", "3 (red, green, blue)")
     mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (card.mean, card.std))
     size, stored = card.image_size, card.stored_size
@@ -93,22 +97,22 @@ def preprocessing(card: Card) -> str:
 
 
 def to_fp16(model: "onnx.ModelProto", card: Card) -> "onnx.ModelProto":
-    """Weights and computation in fp16; input and output stay fp32."""
+    """Convert the weights and the computation of a model to fp16. Input and output stay fp32."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     half = convert_float_to_float16(copy, keep_io_types=True)
-    OnnxModel.graph_topological_sort(half.graph)  # the conversion of the input was put last
+    OnnxModel.graph_topological_sort(half.graph)  # the conversion put the cast of the input last
     return describe(half, card)
 
 
 def to_int8(model: "onnx.ModelProto", card: Card, batches: Iterator[Floats]) -> "onnx.ModelProto":
-    """Static quantisation: weights by output channel, activations by the ranges that they have on `batches`.
+    """Quantise a model statically: weights by output channel, activations by their ranges on `batches`.
 
     Weights use 7 of the 8 bits: CPUs without VNNI instructions add products of two full bytes in 16 bits, which overflow.
-    Ranges from least to largest value need no memory for the activations, whatever the image size.
+    Ranges from the smallest to the largest value need no memory for the activations, whatever the image size.
     """
     import onnx
     from onnxruntime import quantization
@@ -118,7 +122,7 @@ def to_int8(model: "onnx.ModelProto", card: Card, batches: Iterator[Floats]) -> 
             batch = next(batches, None)
             return None if batch is None else {INPUT: batch}
 
-    with tempfile.TemporaryDirectory() as folder, _root_logger_as_it_is():
+    with tempfile.TemporaryDirectory() as folder, _root_logger_unchanged():
         file = Path(folder) / "int8.onnx"
         quantization.quantize_static(
             onnx.ModelProto.FromString(model.SerializeToString()),
@@ -135,8 +139,8 @@ def to_int8(model: "onnx.ModelProto", card: Card, batches: Iterator[Floats]) -> 
 
 
 @contextmanager
-def _root_logger_as_it_is() -> Iterator[None]:
-    """The quantiser speaks through the root logger, which would give that a handler for the rest of the process."""
+def _root_logger_unchanged() -> Iterator[None]:
+    """Keep the quantiser, which logs through the root logger, from adding a handler to it for good."""
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
     try:
@@ -149,12 +153,12 @@ def _root_logger_as_it_is() -> Iterator[None]:
 
 
 def run_session(session: "onnxruntime.InferenceSession", images: Tensor) -> Floats:
-    """Logits of a batch."""
+    """Run a session on a batch and return the logits."""
     return session.run([OUTPUT], {INPUT: images.contiguous().numpy()})[0]
 
 
 def onnx_runner(model: "onnx.ModelProto", image: Tensor, threads: int) -> Callable[[], float]:
-    """A session on one image: each call runs it once and returns milliseconds."""
+    """Return a function that runs a model once on one image and returns the milliseconds."""
     session = open_session(model.SerializeToString(), threads)
     feed = {session.get_inputs()[0].name: image.numpy()}
 

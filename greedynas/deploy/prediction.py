@@ -1,4 +1,4 @@
-"""Classify images with a trained network: from its weights, or from a file of an export format in its own runtime."""
+"""The classification of images with a trained network, from its weights or from an exported file in its own runtime."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,19 +17,19 @@ from torch import Tensor
 from greedynas.data.folders import EXTENSIONS
 from greedynas.data.transforms import Pixels, centre, normalised, open_image, reason, square
 from greedynas.deploy.formats.format import Classifier, format_of, make_format
-from greedynas.deploy.onnx_sandbox import images_at_once
+from greedynas.deploy.sandbox.process import images_at_once
 from greedynas.models.model_file import WEIGHTS, Card, find_model
 from greedynas.runtime.errors import GreedyNASError
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely classes of one image, or why the image cannot be read.
+    """The most likely classes of one image, or the reason why the image cannot be read.
 
     Attributes:
         file: The image file.
         classes: Pairs of class name and probability, most likely first.
-        error: Why the file cannot be read; None where it can.
+        error: Why the file cannot be read; None if it was read.
 
     Example:
         >>> import greedynas
@@ -46,29 +46,35 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Named:
-    """An image file, and whether it was named itself rather than found in a folder."""
+    """An image file, and whether the user named it, as opposed to a file that was found in a folder."""
 
     file: Path
     itself: bool
 
 
 def predict(
-    model: str | Path, images: str | Path | Sequence[str | Path], *, top: int = 5, batch_size: int = 32
+    model: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    trust: bool = False,
 ) -> Iterator[Prediction]:
-    """Classify image files, and those in folders.
+    """Classify image files, including all images in folders.
 
     Args:
         model: A run directory, a folder `models/NAME`, a `model.safetensors`, an `.onnx` file of greedynas, or a file of
             another export format.
-        images: Image files, and folders of them; one alone need not be in a list.
-        top: How many classes each image gets.
-        batch_size: The most images that are run together.
+        images: Image files and folders of images, or a single one of them.
+        top: The number of classes that are returned for each image.
+        batch_size: The largest number of images that are run together.
+        trust: Whether a file may execute code when it is opened, which files of `torch.export` (.pt2) can do.
 
     Returns:
-        A prediction for each image, as soon as it is made. A file of a folder that cannot be read says so in its place.
+        An iterator of one prediction for each image. For an unreadable file in a folder, the prediction has the error.
 
     Raises:
-        GreedyNASError: There is no such model, it is damaged, or an image that was named itself cannot be read.
+        GreedyNASError: There is no such model, it is damaged, or an image that is named in `images` cannot be read.
 
     Example:
         >>> import greedynas
@@ -79,42 +85,49 @@ def predict(
         True
     """
     if top < 1 or batch_size < 1:
-        raise GreedyNASError("at least one class of at least one image at a time")
+        raise GreedyNASError("top and batch_size must be at least 1")
     images = [images] if isinstance(images, (str, Path)) else images
     files = list(_find_images([Path(image) for image in images]))
-    classify, card = open_model(Path(model))
+    classify, card = open_model(Path(model), trust)
     at_once = images_at_once(max(card.image_size, card.stored_size // 16), batch_size)
     return _predictions(files, classify, card, min(top, len(card.class_names)), at_once)
 
 
-def open_model(where: Path) -> tuple[Classifier, Card]:
-    """Open a model, which may be somebody else's.
+def open_model(where: Path, trust: bool = False) -> tuple[Classifier, Card]:
+    """Open a model, which may be untrusted.
 
     Args:
-        where: A run directory, a folder `models/NAME`, or a file, whose format is known by its suffix.
+        where: A run directory, a folder `models/NAME`, or a file, whose format is recognised by its suffix.
+        trust: Whether a file may execute code when it is opened.
 
     Returns:
-        What turns inputs into logits, and the card that says how images become inputs.
+        A function that takes inputs and returns logits, and the card with the preprocessing.
 
     Raises:
-        GreedyNASError: There is no such model, it is not one of greedynas, or a package is missing that runs it.
+        GreedyNASError: There is no such model, it is not a greedynas model, or a package of its runtime is missing.
     """
-    file = find_model(where, (WEIGHTS, "model.onnx"))
+    is_file = where.is_dir() and format_of(where) is not None  # a folder that a format writes as one file
+    file = where if is_file else find_model(where, (WEIGHTS, "model.onnx"))
     found = format_of(file)
-    # Whatever has no suffix of ours may be weights under another name; if not, this says what it is instead.
+    # A file without a known suffix may be weights under another name; if not, `load` describes the problem.
     format = make_format("safetensors") if found is None else found
     format.check_packages()
+    if format.executes_code and not trust:
+        raise GreedyNASError(
+            f"{file} was not opened, because files of {format.runtime_name} can execute code: add --trust (in Python, "
+            "trust=True) if you know who made it"
+        )
     return format.load(file, torch.get_num_threads())
 
 
 def read_square(file: Path, card: Card) -> Pixels:
-    """The image as the network's images are kept: (side, side, channels), decoded as in training."""
+    """Read an image, decoded as in training, as a square (side, side, channels) of the size that the card says."""
     with open_image(file) as image:
         return square(image, card.image_channels, card.stored_size)
 
 
 def make_input(squares: Sequence[Pixels], card: Card) -> Tensor:
-    """Return the centres of squares, normalised as in training: float32 (n, channels, size, size)."""
+    """Return the centres of squares, normalised as in training, as float32 (n, channels, size, size)."""
     return normalised(centre(torch.from_numpy(np.stack(squares)), card.image_size), card.mean, card.std)
 
 
@@ -128,7 +141,7 @@ def _predictions(
         for image in batch:
             try:
                 squares[image.file] = read_square(image.file, card)
-            except Exception as error:  # whatever Pillow raises for a broken file
+            except Exception as error:  # Pillow raises many types for broken files
                 problems[image.file] = reason(error)
                 if image.itself:
                     raise GreedyNASError(f"cannot read {image.file}: {problems[image.file]}") from None
@@ -141,7 +154,7 @@ def _predictions(
 def _likeliest(logits: Tensor, card: Card, top: int) -> Iterator[tuple[tuple[str, float], ...]]:
     if not logits.isfinite().all():
         raise GreedyNASError(
-            f"the outputs of {card.name!r} are not all finite numbers: its weights are damaged, or overflow"
+            f"the outputs of {card.name!r} are not all finite numbers: its weights are damaged or overflow"
         )
     probabilities, classes = logits.float().softmax(1).topk(top, dim=1)
     for row, names in zip(probabilities.tolist(), classes.tolist(), strict=True):
@@ -149,7 +162,7 @@ def _likeliest(logits: Tensor, card: Card, top: int) -> Iterator[tuple[tuple[str
 
 
 def _find_images(images: Sequence[Path]) -> Iterator[_Named]:
-    """Files as they are named; of folders the image files at any depth, by name."""
+    """Yield the named files in order, and for each folder its image files at any depth, sorted by name."""
     if not images:
         raise GreedyNASError("name at least one image, or a folder of images")
     for path in images:
@@ -172,17 +185,17 @@ def _images_below(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-# What people and programs see
+# Output
 
 
 def prediction_facts(prediction: Prediction) -> dict[str, Any]:
-    """For `--json`."""
+    """Return a prediction as JSON, for `--json`."""
     classes = [{"name": name, "probability": probability} for name, probability in prediction.classes]
     return {"file": str(prediction.file), "classes": classes, "error": prediction.error}
 
 
 def show_predictions(predictions: Iterable[Prediction], console: Console) -> None:
-    """Each image with its classes as bars, as soon as it is classified; what could not be read in one line."""
+    """Print each image with its classes as bars as soon as it is classified, or one line if it could not be read."""
     for prediction in predictions:
         title = Text(str(prediction.file), style="bold")
         if prediction.error is not None:

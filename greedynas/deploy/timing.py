@@ -1,7 +1,6 @@
-"""Time several things beside each other, so that drift and other programs meet all of them alike.
+"""The timing of several functions in turns, so that drift and other programs affect all of them equally.
 
-They take turns, round after round. Disturbances only ever add time: of the medians of one thing, one for each round, the
-lowest counts.
+Disturbances can only add time, so the lowest of a function's medians, one for each round, counts.
 """
 
 import statistics
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WARMUP = 3  # runs of each before the first round
-RUNS = 5  # of each in a round; their median counts
+WARMUP = 3  # runs of each function before the first round
+RUNS = 5  # runs of each function in a round, of which the median is taken
 
 Runner = Callable[[], float]  # runs something once and returns milliseconds
 
@@ -23,13 +22,13 @@ def take_turns(
     progress: Callable[[int, int], None] = lambda done, total: None,
     between: Callable[[], Any] = lambda: None,
 ) -> NDArray[np.float64]:
-    """Time runners in turns.
+    """Time runners in turns and return their medians.
 
     Args:
-        runners: What is timed.
-        rounds: How often each has its turn, of RUNS runs.
-        progress: Called after each round with the rounds that are done and all rounds.
-        between: Called before each run.
+        runners: The functions to time.
+        rounds: The number of turns of each runner. A turn has RUNS runs.
+        progress: A function that is called after each round with the number of finished rounds and of all rounds.
+        between: A function that is called before each run.
 
     Returns:
         The median of each turn in milliseconds, (runners, rounds).
@@ -51,5 +50,5 @@ def take_turns(
 
 
 def quietest(medians: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each runner takes when nothing disturbs it, from the medians of `take_turns`."""
+    """Return the undisturbed time of each runner: the lowest of its medians from `take_turns`."""
     return medians.min(axis=1)

@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 from contextlib import suppress
+from importlib.util import find_spec
 
 import numpy as np
 import onnx
@@ -28,8 +29,10 @@ from greedynas import (
 )
 from greedynas.deploy import latency_measurement
 from greedynas.deploy.latency_backends import LATENCY_BACKENDS
-from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of, make_image
+from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of, make_image, open_backend
 from greedynas.deploy.latency_backends.onnxruntime_backend import OnnxRuntimeBackend, join_onnx
+from greedynas.deploy.latency_backends.torch_backend import compose
+from greedynas.deploy.runtimes.openvino_model import compile_model
 from greedynas.runtime.yaml_files import MAX_BYTES
 from greedynas.spaces.latency import Block, Entry, fill, fingerprint, fixed_layers
 from tests.conftest import SHARED
@@ -38,7 +41,7 @@ from tests.helpers.plugins import registered
 from tests.helpers.synthetic_files import phone_ms, phone_space, write_phone_table
 
 MOBILENET = load_space("mobilenet")
-SUMS = {  # ms on the Pixel 1, from the design of the project
+SUMS = {  # ms on the Pixel 1, from the project's design
     "proxyless-r": (known_networks()["proxyless-r"].path, 82.52),
     "all MB3_K3": ((1,) * 21, 76.05),
     "all MB6_K7": ((6,) * 21, 191.03),
@@ -54,7 +57,7 @@ def small_space(width=8, ops=("ID", "MB2_K3", "MB3_K3"), **changes):
 
 @pytest.fixture(scope="module")
 def pixel1():
-    """The published table of the Pixel 1, for its own sums."""
+    """Return the published table of the Pixel 1."""
     file = SHARED / "pixel1_latency_proxyless.yaml"
     if not file.exists():
         pytest.skip("the Pixel 1 table is not beside this checkout")
@@ -63,7 +66,7 @@ def pixel1():
 
 @pytest.fixture(scope="module")
 def phone_file(tmp_path_factory):
-    """A made-up table with the same blocks."""
+    """Return the file of a synthetic table with the same blocks."""
     return write_phone_table(tmp_path_factory.mktemp("phone") / "phone.yaml")
 
 
@@ -88,12 +91,12 @@ def test_price_is_the_sum_of_the_entries():
     ]
     np.testing.assert_allclose(table.cost_table(space)(paths), expected)
     assert table.price(paths[5], space) == pytest.approx(expected[5])
-    assert table.entries[1]["ID"] == Entry(ms=0.0)  # nothing happens, nothing to time
+    assert table.entries[1]["ID"] == Entry(ms=0.0)  # an identity takes no time
     assert table.entries[0]["ID"].ms > 0
     assert len(table.fixed) == 3  # stem, head, classifier
 
 
-def test_a_limit_leaves_out_what_cannot_be_priced():
+def test_a_limit_excludes_paths_without_a_price():
     space = small_space()
     table = made_up(space, lack=["ID"])  # at layers 0 and 2, which change the shape
     assert table.missing() == ["layer 0 ID 8x8x8 to 8 channels /2", "layer 2 ID 4x4x8 to 12 channels"]
@@ -114,10 +117,10 @@ def test_a_limit_leaves_out_what_cannot_be_priced():
     assert (space.costs(drawn).params <= both.max_params).all()
 
 
-def test_limits_that_no_path_keeps():
+def test_limits_that_no_path_keeps_are_refused():
     space = small_space()
     table = made_up(space)
-    with pytest.raises(GreedyNASError, match=r"latency_ms of at most 0\.5: the cheapest has"):
+    with pytest.raises(GreedyNASError, match=r"latency_ms of at most 0\.5: the cheapest path has"):
         space.sample(1, np.random.default_rng(0), Budget(max_latency_ms=0.5), latency=table)
     with pytest.raises(GreedyNASError, match="needs a latency table"):
         space.sample(1, np.random.default_rng(0), Budget(max_latency_ms=0.5))
@@ -186,7 +189,7 @@ def test_import_of_our_own_tables(tmp_path):
     assert borrowed.entries[0]["ID"].borrowed == "ID 8x8x8 to 8 channels /2"
     assert borrowed.entries[3]["MB2_K3"] == table.entries[3]["MB2_K3"]
     assert (borrowed.device, borrowed.constant_ms) == ("abacus", 0.5)
-    # What was borrowed once keeps its mark, and is not lent again.
+    # A borrowed entry keeps its mark and is not borrowed again.
     borrowed.save(file)
     assert import_latency(file, wider) == borrowed
     with pytest.raises(GreedyNASError, match="no timing at all for layer 0, layer 2"):
@@ -195,7 +198,7 @@ def test_import_of_our_own_tables(tmp_path):
         import_latency(file, small_space(activation="hard_swish"))
 
 
-def test_the_nearest_width_is_near():
+def test_missing_entries_are_borrowed_from_the_nearest_width():
     def ms(width):
         timings = {Block("MB3_K3", w, w, 1, 14): Entry(ms=w) for w in (16, 24, 40, 80)}
         timings |= {Block("MB3_K3", 30, 31, 1, 14): Entry(ms=1000), Block("MB3_K3", 30, 30, 1, 7): Entry(ms=2000)}
@@ -221,8 +224,8 @@ def test_sums_on_the_pixel_1(pixel1, name):
     assert table.price(path, MOBILENET) == pytest.approx(expected, abs=0.05)
 
 
-def test_a_file_with_all_blocks_prices_every_path_by_them(phone_file):
-    """The space that the file was made for: nothing is borrowed, and the price is the sum of what the blocks take."""
+def test_a_file_with_all_blocks_prices_every_path(phone_file):
+    """For the space of the file, nothing is borrowed, and the price is the sum of the blocks."""
     space = phone_space(ops=[op for op in MOBILENET.ops if op != "ID"])
     table = import_latency(phone_file, space)
     assert (table.missing(), table.borrowed(), table.device) == ([], 0, "phone.yaml")
@@ -233,7 +236,7 @@ def test_a_file_with_all_blocks_prices_every_path_by_them(phone_file):
 
 
 def sum_on_the_phone(path):
-    """What a path of `mobilenet` takes there, with blocks of 24 channels in the place of 32."""
+    """Return the latency of a path of `mobilenet` by the file, with blocks of 24 channels in place of 32."""
     space = phone_space()
     layers = [(layer, layer.ops[op]) for layer, op in zip(space.layers, path, strict=True)]
     layers += [(layer, layer.ops[0]) for layer in fixed_layers(space)]
@@ -246,8 +249,8 @@ def test_blocks_of_the_nearest_width_are_borrowed(phone, name):
     assert phone.price(path, MOBILENET) == pytest.approx(sum_on_the_phone(path))
 
 
-def test_what_the_table_of_a_phone_lacks(phone, phone_file):
-    # Its first stage is 24 wide, ours 32: 6 ops in layers 0 to 4, and no 1x1 identity anywhere.
+def test_the_missing_entries_of_a_phones_table(phone, phone_file):
+    # Its first stage has 24 channels, ours 32: 6 ops in layers 0 to 4 are missing, and all 1x1 identities.
     with pytest.raises(
         GreedyNASError, match=r"lacks 36 entries of mobilenet: layer 0 ID .* and 28 more; --nearest-width"
     ):
@@ -269,13 +272,13 @@ def test_what_the_table_of_a_phone_lacks(phone, phone_file):
     assert phone.unpriceable_share() == pytest.approx(1 - (6 / 7) ** 6)
 
 
-def test_squeeze_and_excitation_has_no_price_there(phone_file):
+def test_squeeze_and_excitation_has_no_price_on_the_phone(phone_file):
     space = load_space("mobilenet-se")
     table = import_latency(phone_file, space, nearest_width=True)
     assert len(table.missing()) == 6 + 21 * 6
     assert table.price(known_networks()["greedynas-a"].path, space) is None
-    cheapest, dearest = table.cost_table(space).range
-    limit = 0.7 * cheapest + 0.3 * dearest
+    cheapest, most_expensive = table.cost_table(space).range
+    limit = 0.7 * cheapest + 0.3 * most_expensive
     drawn = space.sample(50, np.random.default_rng(0), Budget(max_latency_ms=limit), latency=table)
     assert (table.cost_table(space)(drawn) <= limit).all()
 
@@ -290,7 +293,7 @@ def test_another_image_size_has_no_timings(phone_file):
         import_latency(phone_file, MOBILENET.adapt(image_size=192), nearest_width=True)
 
 
-# Files from others
+# Untrusted files
 
 KEY = "expanded_conv-input:14x14x80-output:14x14x96-expand:3-kernel:3-stride:1-idskip:0"
 
@@ -309,23 +312,23 @@ KEY = "expanded_conv-input:14x14x80-output:14x14x96-expand:3-kernel:3-stride:1-i
         (f"{KEY}: {{var: 1}}", "mean must be a number"),
         (f"{KEY}: {{mean: 1, var: -1}}", "var must be a number"),
         (f"{KEY}: {{mean: 1, count: .nan}}", "count must be a number"),
-        (f"{KEY}: 12", "a timing is a mapping"),
+        (f"{KEY}: 12", "a timing must be a mapping"),
         (f"{KEY}: &a {{mean: 1}}\nb: *a", "aliases are not allowed"),
         ("a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b]}", "aliases are not allowed"),
         ("!!python/object/apply:os.system [ls]", "not valid YAML"),
         ("- 1\n- 2", "mapping of names"),
         ("just text", "mapping of names"),
         ("", "mapping of names"),
-        ("a: 1\nb: 2", "no key of ProxylessNAS's format"),
+        ("a: 1\nb: 2", "no key of ProxylessNAS's or Once-for-All's format"),
         ("a: [", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),
         ("#" * (MAX_BYTES + 1), "larger than"),
         ('{"schema_version": 2}', "schema_version"),
-        ('{"a": ', "is no latency table"),
-        ('{"a": ' * 5000, "is no latency table"),
+        ('{"a": ', "is not a latency table"),
+        ('{"a": ' * 5000, "is not a latency table"),
     ],
 )
-def test_files_that_are_not_tables(tmp_path, text, message):
+def test_invalid_files_are_refused(tmp_path, text, message):
     (tmp_path / "file").write_text(text)
     with pytest.raises(GreedyNASError, match=message):
         import_latency(tmp_path / "file", MOBILENET, nearest_width=True)
@@ -349,19 +352,19 @@ def test_files_that_are_not_tables(tmp_path, text, message):
         (("surprise",), 1),
     ],
 )
-def test_damaged_tables(tmp_path, where, value):
+def test_damaged_tables_are_refused(tmp_path, where, value):
     data = made_up(small_space()).model_dump(mode="json")
     inner = data
     for key in where[:-1]:
         inner = inner[key]
     inner[where[-1]] = value
     (tmp_path / "table.json").write_text(json.dumps(data))
-    with pytest.raises(GreedyNASError, match="is no latency table") as error:
+    with pytest.raises(GreedyNASError, match="is not a latency table") as error:
         load_latency_table(tmp_path / "table.json")
     assert str(where[-1]) in str(error.value)
 
 
-def test_keys_that_are_not_understood_are_told(tmp_path, caplog):
+def test_unknown_keys_are_logged(tmp_path, caplog):
     keys = [KEY, KEY.replace("idskip:0", "idskip:1"), KEY.replace("14x14x80", "14x15x80"), "Pool", 7]
     keys += [KEY.replace("output:14x14", "output:9x9"), KEY.replace("stride:1", "stride:0")]
     keys += ["Conv-input:14x14x3-output:14x14x80", "Logits-input:14x14x96-output:9"]
@@ -369,13 +372,13 @@ def test_keys_that_are_not_understood_are_told(tmp_path, caplog):
     stem, stages = [Fixed(op="CONV_K3", channels=80)], [Stage(channels=96)]
     space = small_space(ops=["MB3_K3"], stem=stem, stages=stages, head=[], image_size=14, num_classes=9)
     assert import_latency(tmp_path / "file.yaml", space).price([0], space) == 6
-    assert "keys that are not understood are left out" in caplog.text
+    assert "unknown keys are left out" in caplog.text
     assert caplog.text.count("idskip:1") == 1
 
 
 @given(st.data())
-def test_spoiled_files_never_crash(tmp_path_factory, data):
-    """Bytes changed, cut or added in the middle of good files of both formats."""
+def test_damaged_files_never_crash(tmp_path_factory, data):
+    """Bytes are changed, removed or added within good files of both formats."""
     space = small_space()
     good = yaml.safe_dump({KEY: {"mean": 2.5, "var": 0.1, "count": 3}, "Logits-input:7x7x12-output:3": {"mean": 1}})
     ours = json.dumps(made_up(space, lack=["ID"]).model_dump(mode="json"))
@@ -401,7 +404,7 @@ def test_spoiled_files_never_crash(tmp_path_factory, data):
 
 
 class Abacus:
-    """A backend of known latencies: a call costs 0.1 ms, a network 0.03 ms more, and half of all runs are disturbed."""
+    """A backend with known latencies: a call costs 0.1 ms, a network 0.03 ms more; half of all runs are disturbed."""
 
     backend, device, threads = "beads", "abacus", 1
 
@@ -424,13 +427,13 @@ class Abacus:
         return run
 
 
-def test_one_more_copy_is_what_a_block_costs(monkeypatch):
+def test_the_latency_of_a_block_is_that_of_one_more_copy(monkeypatch):
     space = small_space()
     abacus = Abacus(space)
     monkeypatch.setattr(latency_measurement, "open_backend", lambda *_: abacus)
-    told = []
-    table = measure_latency(space, repeats=30, progress=lambda *what: told.append(what))
-    assert len(abacus.made) == len(set(abacus.made))  # each distinct block once, and nothing that does nothing
+    reports = []
+    table = measure_latency(space, repeats=30, progress=lambda *report: reports.append(report))
+    assert len(abacus.made) == len(set(abacus.made))  # each distinct block once, and no identities
     assert Block("ID", 8, 8, 1, 4) not in abacus.made
     for row, layer in zip((*table.layers, *table.fixed), (*space.layers, *fixed_layers(space)), strict=True):
         for op, entry in row.ops.items():
@@ -440,12 +443,12 @@ def test_one_more_copy_is_what_a_block_costs(monkeypatch):
     assert table.fit.networks == 8
     assert table.fit.median_error == pytest.approx(0, abs=1e-9)
     assert table.layers[0].ops["MB2_K3"].spread > 0  # the disturbances
-    assert {what for what, _, _ in told} == {"building blocks", "timing blocks", "whole networks"}
-    assert all(done <= total for _, done, total in told)
+    assert {what for what, _, _ in reports} == {"building blocks", "timing blocks", "whole networks"}
+    assert all(done <= total for _, done, total in reports)
 
 
 class Beads(LatencyBackend):
-    """The same as a plugin has it."""
+    """The same backend as a plugin."""
 
     devices = ("cpu", "npu")
 
@@ -461,7 +464,7 @@ class Beads(LatencyBackend):
         return self.abacus.runner(parts, layer, side_by_side)
 
 
-def test_a_backend_of_a_plugin(run_cli, tmp_path):
+def test_the_backend_of_a_plugin_measures(run_cli, tmp_path):
     (tmp_path / "small.yaml").write_text(small_space().to_yaml())
     out = tmp_path / "table.json"
     command = ["latency", "measure", "--space", tmp_path / "small.yaml", "--out", out, "--repeats", 5, "--json"]
@@ -471,18 +474,21 @@ def test_a_backend_of_a_plugin(run_cli, tmp_path):
         assert table.constant_ms == pytest.approx(0.13)
         assert run_cli(*command, "--backend", "beads")[0] == 0
         assert load_latency_table(out).backend == "beads 1.0"
-        with pytest.raises(GreedyNASError, match="beads is timed on the CPU or npu; for a GPU use --backend torch"):
+        with pytest.raises(
+            GreedyNASError, match="beads can be timed only on the CPU or npu; for a GPU use --backend torch"
+        ):
             measure_latency(small_space(), "beads", device="cuda")
         with pytest.raises(GreedyNASError, match=r"unknown device 'tpu'.*known: cpu, cuda, npu"):
             measure_latency(small_space(), "beads", device="tpu")
-        with pytest.raises(GreedyNASError, match=r"latency backend 'bead'.*known: onnxruntime, torch, beads"):
+        with pytest.raises(GreedyNASError, match=r"latency backend 'bead'.*known: onnxruntime, .*torch, beads"):
             measure_latency(small_space(), "bead")
     code, _, err = run_cli(*command, "--backend", "beads")
     assert (code, err.count("\n")) == (2, 1)
-    assert "unknown latency backend 'beads'; known: onnxruntime, torch (those of a plugin need --plugin MODULE)" in err
+    assert "unknown latency backend 'beads'; known: onnxruntime, " in err
+    assert "torch (those of a plugin need --plugin MODULE)" in err
 
 
-def test_a_backend_without_its_package():
+def test_a_backend_with_a_missing_package_is_refused():
     class Far(Beads):
         packages = {"no_such_runtime": "no-such-runtime>=2"}  # noqa: RUF012
 
@@ -494,7 +500,7 @@ def test_a_backend_without_its_package():
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
-def test_a_real_measurement(backend, tmp_path):
+def test_real_backends_measure_a_table(backend, tmp_path):
     space = small_space(ops=("ID", "MB2_K3_SE"), activation="hard_swish")
     threads = torch.get_num_threads()
     table = measure_latency(space, backend, repeats=2)
@@ -527,8 +533,8 @@ def test_joined_onnx_graphs_compute_the_same(side_by_side):
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_copies_stay_copies(tmp_path):
-    """ONNX Runtime must not see that blocks side by side compute the same, or they would seem to cost nothing."""
+def test_onnxruntime_does_not_merge_copies(tmp_path):
+    """If ONNX Runtime recognised copies side by side as equal, they would seem to cost nothing."""
     space = small_space()
     layer = space.layers[2]
     model = join_onnx(
@@ -543,29 +549,95 @@ def test_copies_stay_copies(tmp_path):
     assert sum("Conv" in node.op_type for node in nodes) == 3 * latency_measurement.COPIES
 
 
+def test_tables_of_once_for_all_are_imported(tmp_path):
+    """Their `expand` counts channels, `se` and `hs` say what a block has, and the pooling is timed by itself."""
+    space = Space(
+        name="ofa",
+        activation="hard_swish",
+        ops=["MB3_K5", "MB4_K5_SE"],
+        stem=[Fixed(op="CONV_K3", channels=24, stride=2)],
+        stages=[Stage(channels=24, repeat=1), Stage(channels=32, repeat=1, stride=2)],
+        image_size=16,
+        num_classes=10,
+    )
+    rows = {
+        "Conv-input:16x16x3-output:8x8x24": 1.0,
+        "expanded_conv-input:8x8x24-output:8x8x24-expand:72-kernel:5-stride:1-idskip:1-se:0-hs:1": 2.0,
+        "expanded_conv-input:8x8x24-output:8x8x24-expand:72-kernel:5-stride:1-idskip:1-se:0-hs:0": 99.0,  # ReLU
+        "expanded_conv-input:8x8x24-output:8x8x24-expand:96-kernel:5-stride:1-idskip:1-se:1-hs:1": 3.0,
+        "expanded_conv-input:8x8x24-output:4x4x32-expand:72-kernel:5-stride:2-idskip:0-se:0-hs:1": 4.0,
+        "expanded_conv-input:8x8x24-output:4x4x32-expand:96-kernel:5-stride:2-idskip:0-se:1-hs:1": 5.0,
+        "AvgPool2D-input:4x4x32-output:1x1x32": 0.25,
+        "Logits-input:1x1x32-output:10": 0.5,
+    }
+    file = tmp_path / "note10.yaml"
+    file.write_text(yaml.safe_dump({key: {"mean": mean, "var": 0.0, "count": 5} for key, mean in rows.items()}))
+    table = import_latency(file, space)
+    assert table.price((0, 0), space) == pytest.approx(1 + 2 + 4 + 0.75)
+    assert table.price((1, 1), space) == pytest.approx(1 + 3 + 5 + 0.75)
+
+
+def test_openvino_does_not_merge_copies():
+    """OpenVINO merges parallel branches with equal weights, so those of copies differ."""
+    if not find_spec("openvino"):
+        pytest.skip("needs pip install greedynas[openvino]")
+    import openvino
+
+    space = small_space()
+    part = OnnxRuntimeBackend("cpu", 1).parts(space.layers[2], ["MB2_K3"], "relu")
+    joined = join_onnx(part * latency_measurement.COPIES, side_by_side=True)
+    compiled = compile_model(openvino.Core().read_model(joined.SerializeToString()), 1)
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()]
+    assert sum("Convolution" in kind for kind in kinds) == 3 * latency_measurement.COPIES
+
+
+def test_copies_of_modules_have_their_own_weights():
+    block = make_block_of(small_space().layers[2], "MB2_K3", "relu")
+    copies = list(compose([block, block], side_by_side=False).children())
+    for first, second, own in zip(*(module.parameters() for module in (*copies, block)), strict=True):
+        assert torch.equal(first, own)
+        assert torch.allclose(second, 1.001 * own)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "ncnn"])
+def test_other_runtimes_are_measured(backend):
+    for module in ("ncnn", "pnnx") if backend == "ncnn" else ("openvino",):
+        if not find_spec(module):
+            pytest.skip(f"needs pip install greedynas[{backend}]")
+    space = small_space(ops=("ID", "MB2_K3_SE"), activation="hard_swish")
+    table = measure_latency(space, backend, repeats=2)
+    assert table.backend.startswith(f"{backend} ")
+    assert table.backend.endswith(", fp32")
+    assert (table.missing(), table.threads) == ([], 1)
+    low, high = table.cost_table(space).range
+    assert low < high
+    if backend == "openvino":  # precision is part of the identity of a table
+        assert open_backend("openvino-bf16").backend == table.backend.replace("fp32", "bf16")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"backend": "tensorrt"}, "unknown latency backend 'tensorrt'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"device": "cuda"}, "onnxruntime is timed on the CPU"),
+        ({"device": "cuda"}, "onnxruntime can be timed only on the CPU"),
         ({"threads": 0}, "threads must be from 1"),
         ({"repeats": 0}, "repeats must be at least 1"),
     ],
 )
-def test_wrong_arguments_to_measure(arguments, message):
+def test_invalid_arguments_to_measure_are_refused(arguments, message):
     with pytest.raises(GreedyNASError, match=message):
         measure_latency(small_space(), **arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu():
+def test_measuring_on_a_missing_gpu_is_refused():
     with pytest.raises(GreedyNASError, match="PyTorch sees no GPU here"):
         measure_latency(small_space(), "torch", device="cuda")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_is_measured():
+def test_torch_measures_on_a_gpu():
     table = measure_latency(small_space(), "torch", device="cuda", repeats=3)
     assert table.threads is None
     assert 0 < table.cost_table(small_space()).range[0] < 100
@@ -574,7 +646,7 @@ def test_a_gpu_is_measured():
 # The command line
 
 
-def test_import_and_describe(run_cli, phone_file, tmp_path):
+def test_an_imported_table_is_used_by_describe(run_cli, phone_file, tmp_path):
     out = tmp_path / "phone.json"
     code, printed, err = run_cli("latency", "import", phone_file, "--space", "mobilenet", "--out", out)
     assert (code, printed, err.count("\n")) == (2, "", 1)
@@ -598,21 +670,22 @@ def test_import_and_describe(run_cli, phone_file, tmp_path):
     facts = json.loads(run_cli(*skip, "--json")[1])
     assert facts["latency_ms"] is None
     assert facts["layers"][2]["latency_ms"] is None
-    assert "cannot be priced" in run_cli(*skip)[1]
+    assert "not predicted, the table lacks an op" in run_cli(*skip)[1]
     facts = json.loads(run_cli("describe", "--space", "mobilenet", "--latency-table", out, "--json")[1])
     assert facts["latency_ms"]["min"] < facts["latency_ms"]["quantiles"]["50%"] < facts["latency_ms"]["max"]
     assert facts["unpriceable_share"] == pytest.approx(0.603, abs=0.001)
     assert "60.34% of all paths" in run_cli("describe", "--space", "mobilenet", "--latency-table", out)[1]
 
 
-def test_measure_and_describe(run_cli, tmp_path):
+def test_a_measured_table_is_used_by_describe(run_cli, tmp_path):
     (tmp_path / "small.yaml").write_text(small_space().to_yaml())
     space, out = tmp_path / "small.yaml", tmp_path / "table.json"
     command = ["latency", "measure", "--space", space, "--backend", "torch", "--out", out, "--repeats", 1]
     code, printed, err = run_cli(*command, "--classes", 5)
     assert (code, err) == (0, "")
     assert "MB2_K3" in printed
-    assert f"--latency-table {out}" in printed
+    assert f"Next: greedynas describe --space {space} --classes 5 --latency-table {out}" in printed
+    assert run_cli("describe", "--space", space, "--classes", 5, "--latency-table", out)[0] == 0
     assert LatencyTable.model_validate_json(out.read_text()).num_classes == 5
     code, printed, err = run_cli("describe", "--space", space, "--latency-table", out)
     assert (code, printed, err.count("\n")) == (2, "", 1)
@@ -647,7 +720,7 @@ def test_help_shows_an_example(run_cli, verb):
         (["latency", "import", "nosuch.yaml", "--space", "macro", "--out", "t.json"], "no such file: nosuch.yaml"),
         (["latency", "import", ".", "--space", "macro", "--out", "t.json"], "no such file"),
         (["latency", "import", "bytes", "--space", "macro", "--out", "t.json"], "not text"),
-        (["latency", "import", "words", "--space", "macro", "--out", "t.json"], "is no latency table"),
+        (["latency", "import", "words", "--space", "macro", "--out", "t.json"], "is not a latency table"),
         (["latency", "import", "small.json", "--space", "macro", "--out", "t.json"], "lacks"),
         (["latency", "forget"], "forget"),
         (["describe", "--path", "proxyless-r", "--latency-table", "small.json"], "the latency table is for small"),
@@ -655,7 +728,7 @@ def test_help_shows_an_example(run_cli, verb):
         (["describe", "--latency-table", "small.json"], "--space"),
     ],
 )
-def test_wrong_input_is_one_line(run_cli, tmp_path, monkeypatch, arguments, message):
+def test_invalid_input_gives_an_error_of_one_line(run_cli, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "words").write_text("just words")

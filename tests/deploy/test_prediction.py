@@ -16,8 +16,8 @@ from PIL import Image
 from greedynas import GreedyNASError, Space, load_network, load_space
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
-from greedynas.deploy import onnx_sandbox
 from greedynas.deploy.prediction import Prediction, make_input, predict, prediction_facts, read_square, show_predictions
+from greedynas.deploy.sandbox import process as sandbox
 from greedynas.models.footprint import measure
 from greedynas.models.model_file import KEY, make_network
 from greedynas.runtime.terminal import make_console
@@ -34,7 +34,7 @@ DOCS = ROOT / "docs" / "guide" / "export.md"
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
-    """Pictures of every kind, some of them in folders, and one that is none."""
+    """Return a folder with images of every kind, some of them in subfolders, and files that are not images."""
     folder = tmp_path_factory.mktemp("gallery")
     (folder / "more" / "deep").mkdir(parents=True)
     (folder / ".hidden").mkdir()
@@ -59,7 +59,7 @@ def probabilities(predictions):
     return [dict(prediction.classes) for prediction in predictions if prediction.error is None]
 
 
-# What is predicted
+# Predictions
 
 
 def test_weights_and_onnx_agree_on_all_kinds_of_images(exported, gallery):
@@ -74,7 +74,7 @@ def test_weights_and_onnx_agree_on_all_kinds_of_images(exported, gallery):
     assert "\n" not in broken[0].error
     assert len(probabilities(weights)) == 8
     for first, second in zip(probabilities(weights), probabilities(in_onnx), strict=True):
-        assert list(first) == list(second)  # the likeliest first
+        assert list(first) == list(second)  # most likely class first
         assert list(first.values()) == sorted(first.values(), reverse=True)
         assert sum(first.values()) == pytest.approx(1)
         assert all(abs(first[name] - second[name]) < 1e-4 for name in first)
@@ -92,8 +92,8 @@ def test_lower_precisions_predict_nearly_the_same(exported, gallery, precision):
 
 
 @pytest.mark.parametrize("crop_fraction", [1.0, 0.7])
-def test_images_are_seen_as_in_evaluation(photos, crop_fraction):
-    """The very bits that the network was tested on."""
+def test_images_are_preprocessed_as_in_evaluation(photos, crop_fraction):
+    """The inputs are the same to the bit as those on which the network was tested."""
     settings = DataSettings(source=str(photos), workers=0, test_images=6, val_images=12, crop_fraction=crop_fraction)
     data = open_data(settings, image_size=8, image_channels=3, seed=0, device=torch.device("cpu"))
     expected = {image.numpy().tobytes() for image in data.train_and_val().eval_batch()[0].contiguous()}
@@ -119,7 +119,7 @@ def test_named_images_keep_their_order(exported, gallery):
     assert len(next(predict(exported, names, top=50)).classes) == 3
 
 
-def test_grey_networks(tmp_path, gallery):
+def test_networks_for_grey_images_predict(tmp_path, gallery):
     card = make_card(load_space("fashion"), class_names=tuple("abcdefghij"))
     save_trained(tmp_path / "model.safetensors", card)
     assert len(probabilities(predict(tmp_path, [gallery]))) == 8
@@ -133,12 +133,12 @@ def test_the_weights_are_preferred_to_an_older_onnx_file(exported, gallery, tmp_
     assert list(predict(home, [gallery])) == list(predict(exported / "model.onnx", [gallery]))
 
 
-# Wrong input
+# Invalid input
 
 
-def test_images_that_are_none(exported, gallery, tmp_path):
-    for name, told in (("broken.png", "cannot read"), ("notes.txt", "no image in a known format")):
-        with pytest.raises(GreedyNASError, match=told) as error:
+def test_invalid_images_and_arguments_are_refused(exported, gallery, tmp_path):
+    for name, message in (("broken.png", "cannot read"), ("notes.txt", "no image in a known format")):
+        with pytest.raises(GreedyNASError, match=message) as error:
             list(predict(exported, [gallery / "colour.png", gallery / name]))
         assert str(gallery / name) in str(error.value)
     with pytest.raises(GreedyNASError, match=r"no such image: .*nowhere"):
@@ -147,18 +147,18 @@ def test_images_that_are_none(exported, gallery, tmp_path):
         predict(exported, [tmp_path])
     with pytest.raises(GreedyNASError, match="at least one image"):
         predict(exported, [])
-    with pytest.raises(GreedyNASError, match="at least one class"):
+    with pytest.raises(GreedyNASError, match="top and batch_size must be at least 1"):
         predict(exported, [gallery], top=0)
 
 
-def test_a_folder_of_broken_images_is_told_image_by_image(exported, tmp_path):
+def test_every_broken_image_of_a_folder_is_reported(exported, tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_text("text")
     assert [prediction.error for prediction in predict(exported, [tmp_path])] == ["no image in a known format"] * 2
 
 
 def changed(model, how):
-    """An ONNX file as somebody else might have made it."""
+    """Change an ONNX model in a way that must be refused."""
     graph = model.graph
     if how == "no card":
         model.ClearField("metadata_props")
@@ -195,9 +195,9 @@ def changed(model, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
-        ("no card", "not a model of greedynas"),
+        ("no card", "not a greedynas model"),
         ("custom operator", "outside of the ONNX standard .com.evil"),
         ("microsoft's operators", "outside of the ONNX standard .com.microsoft"),
         ("weights elsewhere", "weights in other files"),
@@ -210,15 +210,15 @@ def changed(model, how):
         ("wrong card", "3 outputs cannot have 1 class names"),
     ],
 )
-def test_onnx_files_of_others(exported, gallery, tmp_path, how, told):
+def test_invalid_onnx_files_are_refused(exported, gallery, tmp_path, how, message):
     file = tmp_path / "model.onnx"
     file.write_bytes(changed(onnx.load(exported / "model.onnx"), how).SerializeToString())
-    with pytest.raises(GreedyNASError, match=told) as error:
+    with pytest.raises(GreedyNASError, match=message) as error:
         predict(file, [gallery])
     assert "\n" not in str(error.value)
 
 
-# ONNX files that take more than they should
+# ONNX files that need too much memory or time
 
 
 def hostile(tmp_path, make, **options):
@@ -229,7 +229,7 @@ def hostile(tmp_path, make, **options):
 
 @pytest.mark.parametrize("how", [*hostile_onnx.MEMORY, "twice too much"])
 def test_onnx_files_cannot_take_all_memory(gallery, tmp_path, how):
-    """The last one, of 2.4 GB, would succeed here without a limit."""
+    """The last file, which needs 2.4 GB, would run here without a limit."""
     make = hostile_onnx.MEMORY.get(how, lambda card: hostile_onnx.expands_the_batch(card, copies=3))
     with pytest.raises(GreedyNASError, match=r"model.onnx was stopped: .* less than 1\.3 GB of memory") as error:
         list(predict(hostile(tmp_path, make), [gallery / "colour.png"]))
@@ -237,7 +237,7 @@ def test_onnx_files_cannot_take_all_memory(gallery, tmp_path, how):
 
 
 def test_onnx_files_cannot_take_all_time(gallery, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_sandbox, "RUN_SECONDS", 1.0)
+    monkeypatch.setattr(sandbox, "RUN_SECONDS", 1.0)
     start = time.monotonic()
     with pytest.raises(GreedyNASError, match=r"model.onnx was stopped after 1 s"):
         list(predict(hostile(tmp_path, hostile_onnx.takes_long), [gallery / "colour.png"]))
@@ -245,44 +245,44 @@ def test_onnx_files_cannot_take_all_time(gallery, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [("fails", "ONNX Runtime cannot run"), ("wrong-batch", "does not fit its card")]
+    ("how", "message"), [("fails", "ONNX Runtime cannot run"), ("wrong-batch", "does not fit its card")]
 )
-def test_onnx_files_that_fail_while_they_run(gallery, tmp_path, how, told):
-    with pytest.raises(GreedyNASError, match=told) as error:
+def test_onnx_files_that_fail_while_running_give_an_error(gallery, tmp_path, how, message):
+    with pytest.raises(GreedyNASError, match=message) as error:
         list(predict(hostile(tmp_path, hostile_onnx.FAILURES[how]), [gallery / "colour.png"]))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads what Linux says about processes")
 def test_the_process_of_an_onnx_file_is_limited_and_ends(exported):
-    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened = sandbox.ModelProcess(exported / "model.onnx", sandbox.ONNX_RUNTIME, threads=1)
     opened.open(3, 8, 3)
     process = opened._process
-    told = Path(f"/proc/{process.pid}/limits").read_text()
-    memory, seconds = (re.search(rf"{name} +(\d+) ", told) for name in ("Max address space", "Max cpu time"))
+    limits = Path(f"/proc/{process.pid}/limits").read_text()
+    memory, seconds = (re.search(rf"{name} +(\d+) ", limits) for name in ("Max address space", "Max cpu time"))
     assert memory is not None
     assert int(memory[1]) < 2**31
     assert seconds is not None
     assert int(seconds[1]) < 1000
-    process.kill()  # as the system does where memory is short
+    process.kill()  # as the system does when memory runs out
     with pytest.raises(GreedyNASError, match=r"model.onnx cannot be run: its process was ended by SIGKILL"):
         opened.classify(np.zeros((1, 3, 8, 8), np.float32))
 
-    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    opened = sandbox.ModelProcess(exported / "model.onnx", sandbox.ONNX_RUNTIME, threads=1)
     process = opened._process
     del opened
     assert process.poll() is not None
-    opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
-    opened._process.stdin.close()  # as if this process were gone
+    opened = sandbox.ModelProcess(exported / "model.onnx", sandbox.ONNX_RUNTIME, threads=1)
+    opened._process.stdin.close()  # as if this process had ended
     assert opened._process.wait(10) == 0
 
 
 def test_large_batches_are_run_in_parts(exported, monkeypatch):
     images = np.random.default_rng(0).random((7, 3, 8, 8), np.float32)
     logits = []
-    for memory in (onnx_sandbox.BATCH_MEMORY, 3 * 8 * 8 * onnx_sandbox.PIXEL_BYTES, 1):
-        monkeypatch.setattr(onnx_sandbox, "BATCH_MEMORY", memory)
-        opened = onnx_sandbox.OnnxProcess(exported / "model.onnx", KEY, threads=1)
+    for memory in (sandbox.BATCH_MEMORY, 3 * 8 * 8 * sandbox.PIXEL_BYTES, 1):
+        monkeypatch.setattr(sandbox, "BATCH_MEMORY", memory)
+        opened = sandbox.ModelProcess(exported / "model.onnx", sandbox.ONNX_RUNTIME, threads=1)
         opened.open(3, 8, 3)
         logits.append(opened.classify(images))
     assert logits[0].shape == (7, 3)
@@ -291,7 +291,7 @@ def test_large_batches_are_run_in_parts(exported, monkeypatch):
 
 
 def giant(size, channels, stride=1):
-    """Few weights, large images, many channels."""
+    """Return the card of a network with few weights, large images and many channels."""
     stem = [Fixed(op="CONV_K3", channels=channels, stride=stride), Fixed(op="CONV_K3", channels=8, stride=8)]
     stage = Stage(channels=8, stride=8)
     space = Space(name="giant", ops=["ID", "MB1_K3"], stem=stem, stages=[stage], image_size=size, num_classes=3)
@@ -299,22 +299,22 @@ def giant(size, channels, stride=1):
 
 
 @pytest.mark.parametrize(
-    ("card", "told"),
+    ("card", "message"),
     [
-        (giant(2048, 256), "takes 4.3 GB for one of its tensors"),
-        (giant(256, 4096), "takes 1.1 GB for one of its tensors"),
-        (giant(4096, 2048, stride=8), "2.1 GB for one of its tensors"),
-        (make_card("vit_tiny_patch16_224", image_size=2048), "GB for one of its tensors"),
+        (giant(2048, 256), "needs 4.3 GB for its largest tensor"),
+        (giant(256, 4096), "needs 1.1 GB for its largest tensor"),
+        (giant(4096, 2048, stride=8), "2.1 GB for its largest tensor"),
+        (make_card("vit_tiny_patch16_224", image_size=2048), "GB for its largest tensor"),
     ],
 )
-def test_weights_of_a_giant_are_not_run(card, told, tmp_path, gallery):
-    """A file of 100 KB took 9 GB."""
+def test_oversized_networks_are_refused(card, message, tmp_path, gallery):
+    """Without the check, a file of 100 KB needed 9 GB."""
     save_trained(tmp_path / "model.safetensors", card)
-    with pytest.raises(GreedyNASError, match=told):
+    with pytest.raises(GreedyNASError, match=message):
         predict(tmp_path / "model.safetensors", [gallery / "colour.png"])
 
 
-def test_what_a_network_takes_is_found_without_running_it():
+def test_the_cost_of_a_network_is_measured_without_running_it():
     card = giant(64, 16)
     network = make_network(card).eval()
     assert measure(network, card) == (16 * 64 * 64, card.space.costs([card.path]).macs[0])
@@ -323,12 +323,12 @@ def test_what_a_network_takes_is_found_without_running_it():
 @pytest.mark.parametrize(
     "card", [giant(512, 64), giant(1024, 96, stride=2), make_card("mobilenetv3_small_050", image_size=640)]
 )
-def test_large_networks_that_are_no_giants_are_run(card, tmp_path, gallery):
+def test_large_networks_within_the_limits_are_run(card, tmp_path, gallery):
     save_trained(tmp_path / "model.safetensors", card)
     assert len(list(predict(tmp_path / "model.safetensors", [gallery / "colour.png"]))) == 1
 
 
-def test_files_that_are_no_models(exported, gallery, tmp_path):
+def test_files_that_are_not_models_are_refused(exported, gallery, tmp_path):
     data = (exported / "model.onnx").read_bytes()
     for content in (
         b"",
@@ -348,7 +348,7 @@ def test_files_that_are_no_models(exported, gallery, tmp_path):
         predict(tmp_path / "nowhere.onnx", [gallery])
 
 
-# What is shown
+# Output
 
 
 def shown(predictions, width=80):
@@ -358,23 +358,23 @@ def shown(predictions, width=80):
 
 
 def test_predictions_are_shown(exported, gallery):
-    told = shown(predict(exported, [gallery]))
-    assert "colour.png" in told
-    assert re.search(r"\d+\.\d\d% .* [abc]\n", told)
-    assert re.search(r"broken\.png skipped: \S+", told)
+    text = shown(predict(exported, [gallery]))
+    assert "colour.png" in text
+    assert re.search(r"\d+\.\d\d% .* [abc]\n", text)
+    assert re.search(r"broken\.png skipped: \S+", text)
 
 
 def test_names_are_shown_literally():
     names = ("[red]alarm[/]", "<script>", "日本語", "\x1b[2Jgone", "two\nlines")
-    told = shown(
+    text = shown(
         [Prediction(Path("[b].png"), tuple((name, 0.2) for name in names)), Prediction(Path("x"), error="\x1b[2J")]
     )
     for part in ("[b].png", "[red]alarm[/]", "<script>", "日本語", r"\x1b[2Jgone", r"two\nlines"):
-        assert part in told
-    assert "\x1b" not in told
+        assert part in text
+    assert "\x1b" not in text
 
 
-def test_facts_for_programs(exported, gallery):
+def test_predictions_as_json(exported, gallery):
     facts = [prediction_facts(prediction) for prediction in predict(exported, [gallery], top=1)]
     assert json.loads(json.dumps(facts)) == facts
     assert facts[0] == {"file": str(gallery / "broken.png"), "classes": [], "error": facts[0]["error"]}
@@ -386,7 +386,7 @@ def test_facts_for_programs(exported, gallery):
 
 
 def test_the_snippet_of_the_documentation(exported, gallery, tmp_path):
-    """As it is printed, where greedynas cannot be imported."""
+    """It runs as printed in a process that cannot import greedynas."""
     (code,) = re.findall(r"```python\n(import json\n.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "runs" / "photos").mkdir(parents=True)
     shutil.copy(exported / "model.onnx", tmp_path / "runs" / "photos")

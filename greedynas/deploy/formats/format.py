@@ -1,7 +1,7 @@
-"""What an export format is: it converts a trained network into files, and runs them in the format's own runtime.
+"""The interface of export formats, which convert a trained network into files and run these in their own runtime.
 
-`greedynas export` converts, compares the reference precision with PyTorch on real images, measures accuracy and latency, and
-records all of it. A format of a plugin needs no more than this:
+`greedynas export` converts the network, compares the reference precision with PyTorch on real images, measures accuracy
+and latency, and records all of it. This is a complete format of a plugin:
 
     from greedynas.deploy.formats import FORMATS
     from greedynas.deploy.formats.format import Format
@@ -24,24 +24,27 @@ records all of it. A format of a plugin needs no more than this:
     FORMATS.register("torch_export", ExportedProgram)
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
+import torch
 from torch import Tensor, nn
 
 from greedynas.deploy.formats import FORMATS
+from greedynas.deploy.runtimes.model import RuntimeModel, timed
+from greedynas.deploy.sandbox.process import ModelProcess, Runtime
 from greedynas.deploy.timing import Runner
 from greedynas.models.model_file import Card, parse_card
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_bytes
-from greedynas.runtime.packages import require_packages
+from greedynas.runtime.packages import missing_packages, require_packages
 
-CARD = "model.json"  # the card beside the files of formats that cannot hold it
+CARD = "model.json"  # the card of formats whose files cannot contain it
 
 Classifier = Callable[
     [Tensor], Tensor
@@ -50,13 +53,14 @@ Classifier = Callable[
 
 @dataclass(frozen=True)
 class Conversion:
-    """A network that is to be converted to a format, precision after precision.
+    """A network that is converted to a format in one or more precisions.
 
     Attributes:
         network: The network, on the CPU and in evaluation mode.
-        card: What the network is, what its outputs mean, and how images become its input.
-        calibration: Returns batches of training images as the network gets them, always the same ones: for quantisation.
-        cache: What the conversions to several precisions have in common, under names of the format's choice.
+        card: The card with the architecture, the classes and the preprocessing.
+        calibration: A function that returns batches of training images, always the same ones, for quantisation.
+        cache: Intermediate results that several precisions and formats share (`shared.py`), by names that begin with the
+            name of the format.
 
     Example:
         >>> import greedynas
@@ -71,20 +75,29 @@ class Conversion:
     calibration: Callable[[], Iterator[Tensor]]
     cache: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of one input."""
+        return 1, self.card.image_channels, self.card.image_size, self.card.image_size
+
 
 class Format(ABC):
-    """A kind of file that holds a trained network, and the runtime that runs it.
+    """The base class of export formats: a kind of file for trained networks, and the runtime for it.
 
     Attributes:
-        name: What `--format` calls it.
-        suffix: How the names of its files end, in lower case, with the dot. `greedynas predict` knows files by it.
-        precisions: The precisions in which it is written. The first one is the reference, which is compared with PyTorch;
-            without it there is no export. Others are left out where they cannot be made.
-        packages: What it needs besides greedynas: what pip installs, by the name that is imported.
-        runtime_name: What people call its runtime.
-        published: Whether the reference file of the chosen network is also put at the top of the run directory.
+        name: The name for `--format`.
+        suffix: The suffix of its files, in lower case, with the dot. `greedynas predict` recognises files by it.
+        precisions: The precisions in which files are written. The first one is the reference, which is compared with
+            PyTorch and must succeed. Others are left out if the conversion fails.
+        packages: The packages that its runtime needs besides greedynas: the requirement for pip by the name of the import.
+        converters: The packages that only the conversion needs.
+        advice: What a user should know who installs the converters, as part of a message.
+        runtime_name: The name of its runtime, for users.
+        published: Whether the reference file of the chosen network is also written to the top of the run directory.
         card: Where the card is: "inside" the files, "beside" them as `model.json`, or "both".
-        is_pytorch: Whether its runtime is PyTorch itself, so that there is nothing to compare.
+        is_pytorch: Whether its runtime is PyTorch, so that a comparison is pointless.
+        executes_code: Whether a file can execute code when it is opened. `greedynas predict` then asks for `--trust`.
+        sandbox: The runtime that opens untrusted files in a process of their own; None: `load` opens them here.
 
     Example:
         >>> import greedynas, torch
@@ -105,28 +118,36 @@ class Format(ABC):
     suffix: str
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
     packages: ClassVar[Mapping[str, str]] = {}
+    converters: ClassVar[Mapping[str, str]] = {}
+    advice: ClassVar[str] = ""
     runtime_name: ClassVar[str] = ""
     published: ClassVar[bool] = False
     card: ClassVar[Literal["beside", "inside", "both"]] = "beside"
     is_pytorch: ClassVar[bool] = False
+    executes_code: ClassVar[bool] = False
+    sandbox: ClassVar[Runtime | None] = None
 
     @property
     @final
     def reference(self) -> str:
-        """Return the precision that is compared with PyTorch."""
+        """The precision that is compared with PyTorch."""
         return self.precisions[0]
 
     def file_name(self, precision: str) -> str:
-        """Return the name of the file of a precision; it begins with `model.`."""
+        """Return the name of the file of a precision, which begins with `model.`."""
         return f"model{self.suffix}" if precision == self.reference else f"model.{precision}{self.suffix}"
 
     def companions(self, precision: str) -> tuple[str, ...]:
-        """Return the names of further files that belong to the file of a precision and are written beside it."""
+        """Return the names of additional files that are written beside the file of a precision."""
+        return tuple(part.name for part in self.parts(Path(self.file_name(precision))))
+
+    def parts(self, file: Path) -> tuple[Path, ...]:
+        """Return the additional files that belong to a file of this format, whatever its name."""
         return ()
 
     @abstractmethod
     def convert(self, source: Conversion, precision: str, file: Path) -> None:
-        """Write the file of a precision, and its companions beside it, each atomically (`write_atomically`).
+        """Write the file of a precision and its companions, each atomically (`write_atomically`).
 
         Args:
             source: The network.
@@ -134,61 +155,67 @@ class Format(ABC):
             file: The file, whose name is `file_name(precision)`.
 
         Raises:
-            GreedyNASError: The network cannot be converted. Of precisions other than the reference, any exception leaves the
-                precision out.
+            GreedyNASError: The network cannot be converted. A precision other than the reference is left out after any
+                exception.
         """
 
-    @abstractmethod
     def open(self, file: Path, threads: int | None = None) -> Classifier | None:
-        """Open a file that was just converted, in the format's own runtime on the CPU.
+        """Open a newly converted file in the format's own runtime on the CPU.
+
+        By default, the model of `sandbox` opens it, in this process.
 
         Args:
             file: The file.
-            threads: CPU threads; None: as many as the runtime likes.
+            threads: The number of CPU threads; None: the runtime's default.
 
         Returns:
-            What turns any number of inputs into logits; None where this machine cannot run the file, which then is
-            converted and not run.
+            A function that takes any number of inputs and returns logits; None if this machine cannot run the file,
+            which is then exported without being run.
         """
+        model = self._opened(file, threads)
+        return lambda images: torch.from_numpy(model.run(images.contiguous().numpy()))
+
+    def _opened(self, file: Path, threads: int | None) -> RuntimeModel:
+        if self.sandbox is None:
+            raise NotImplementedError(f"the format {self.name!r} needs a method `open`")
+        model: RuntimeModel = import_module(self.sandbox.module).Model(file, file.name)
+        model.open(threads or 0)
+        return model
 
     @abstractmethod
     def runtime(self) -> str:
         """Return the name and the version of the runtime, such as "onnxruntime 1.30.0"."""
 
     def runner(self, file: Path, image: Tensor, threads: int) -> Runner | None:
-        """Return what runs a file once on one image and returns milliseconds.
+        """Return a function that runs a file once on one image and returns the milliseconds.
 
         Args:
             file: The file.
             image: One input, (1, channels, size, size).
-            threads: CPU threads.
+            threads: The number of CPU threads.
 
         Returns:
-            The runner, here one that times what `open` returns; None where the file cannot be run or has no latency of its
-            own.
+            The function, which by default times the result of `open`; None if the file cannot be run or its latency has
+            no meaning.
         """
+        if self.sandbox is not None:
+            return timed(self._opened(file, threads).once(image.contiguous().numpy()))
         classify = self.open(file, threads)
         if classify is None:
             return None
-
-        def run() -> float:
-            start = time.perf_counter_ns()
-            classify(image)
-            return (time.perf_counter_ns() - start) / 1e6
-
-        return run
+        return timed(lambda: classify(image))
 
     def load(self, file: Path, threads: int | None = None) -> tuple[Classifier, Card]:
-        """Open a file that may be somebody else's, for predictions.
+        """Open an untrusted file for predictions.
 
-        Formats whose files can do harm in their runtime replace this by something that limits it, as ONNX does.
+        Formats with a `sandbox` open it in a process that is limited and cannot write files.
 
         Args:
             file: The file.
-            threads: CPU threads; None: as many as the runtime likes.
+            threads: The number of CPU threads; None: the runtime's default.
 
         Returns:
-            What turns inputs into logits, and the card, here that of `model.json` beside the file.
+            A function that takes inputs and returns logits, and the card, by default from `model.json` beside the file.
 
         Raises:
             GreedyNASError: There is no card, it does not fit the file, or this machine cannot run the file.
@@ -197,7 +224,7 @@ class Format(ABC):
         if not beside.is_file():
             raise GreedyNASError(f"{file} has no card: {CARD} should lie beside it")
         card = parse_card(read_bytes(beside).decode("utf-8", errors="replace"), beside)
-        opened = self.open(file, threads)
+        opened = self.open(file, threads) if self.sandbox is None else self._in_process(file, card, threads)
         if opened is None:
             raise GreedyNASError(f"this machine cannot run {file}: it has no {self.runtime_name or self.name}")
 
@@ -211,38 +238,50 @@ class Format(ABC):
 
         return classify, card
 
+    def _in_process(self, file: Path, card: Card, threads: int | None) -> Classifier:
+        assert self.sandbox is not None
+        process = ModelProcess(file, self.sandbox, threads or torch.get_num_threads(), self.parts(file))
+        process.open(card.image_channels, card.image_size, len(card.class_names))
+        return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy()))
+
     @final
-    def check_packages(self) -> None:
-        """Refuse this format in one line if its packages are not installed."""
-        require_packages(f"the format {self.name!r}", self.packages)
+    def is_installed(self, converting: bool = False) -> bool:
+        """Return whether the packages of this format are installed; `converting` also needs converters."""
+        return not missing_packages({**self.packages, **(self.converters if converting else {})})
+
+    def check_packages(self, converting: bool = False) -> None:
+        """Raise a GreedyNASError if packages of this format are not installed; `converting` also needs converters."""
+        packages = {**self.packages, **(self.converters if converting else {})}
+        require_packages(f"the format {self.name!r}", packages, self.advice if converting else "")
 
 
-def make_format(name: str) -> Format:
-    """Return the format of this name.
+def make_format(name: str, converting: bool = False) -> Format:
+    """Return the format with this name.
 
     Args:
         name: A name in `FORMATS`.
+        converting: Whether the packages of its converter are needed, too.
 
     Returns:
         The format, whose packages are installed.
 
     Raises:
-        GreedyNASError: There is no such format, it has another name than it is registered under, or a package is missing.
+        GreedyNASError: There is no such format, its name differs from the registered one, or a package is missing.
     """
     made: Format = FORMATS[name]()
     if made.name != name:
         raise GreedyNASError(f"the format that is registered as {name!r} calls itself {made.name!r}")
-    made.check_packages()
+    made.check_packages(converting)
     return made
 
 
 def known_formats() -> Iterator[Format]:
-    """Yield every format that can be loaded, those that ship first. Their packages may be missing."""
+    """Yield every format that can be loaded, built-in ones first. Their packages may be missing."""
     for name in FORMATS.names():
-        with suppress(GreedyNASError):  # of somebody's package that does not work
+        with suppress(GreedyNASError):  # a plugin's format that cannot be loaded
             yield FORMATS[name]()
 
 
 def format_of(file: Path) -> Format | None:
-    """Return the format of a file by the suffix of its name; None where no format has such files."""
+    """Return the format of a file by its suffix, or None if no format has this suffix."""
     return next((format for format in known_formats() if file.name.lower().endswith(format.suffix)), None)

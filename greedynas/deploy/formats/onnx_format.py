@@ -1,4 +1,4 @@
-"""ONNX in fp32, fp16 and int8, run in ONNX Runtime."""
+"""The format ONNX in fp32, fp16 and int8, run in ONNX Runtime."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from greedynas.deploy.formats.format import Classifier, Conversion, Format
+from greedynas.deploy.formats.shared import shared_onnx
 from greedynas.deploy.onnx_checks import check_onnx, open_session, parse_onnx
-from greedynas.deploy.onnx_files import make_onnx, onnx_runner, run_session, to_fp16, to_int8
-from greedynas.deploy.onnx_sandbox import OnnxProcess
+from greedynas.deploy.onnx_files import onnx_runner, run_session, to_fp16, to_int8
+from greedynas.deploy.sandbox.process import ONNX_RUNTIME, ModelProcess
 from greedynas.deploy.timing import Runner
-from greedynas.models.model_file import KEY, Card, parse_card
+from greedynas.models.model_file import Card, parse_card
 from greedynas.runtime.files import write_atomically
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OnnxFormat(Format):
-    """ONNX files with operators of the standard alone. They hold the card."""
+    """ONNX files that contain the card and use only operators of the ONNX standard."""
 
     name = "onnx"
     suffix = ".onnx"
@@ -36,9 +37,7 @@ class OnnxFormat(Format):
         write_atomically(file, model.SerializeToString(deterministic=True))
 
     def _model(self, source: Conversion, precision: str) -> "onnx.ModelProto":
-        if "fp32" not in source.cache:
-            source.cache["fp32"] = make_onnx(source.network, source.card)
-        whole = source.cache["fp32"]
+        whole = shared_onnx(source)
         if precision == "fp16":
             return to_fp16(whole, source.card)
         if precision == "int8":
@@ -53,8 +52,8 @@ class OnnxFormat(Format):
         return onnx_runner(parse_onnx(file.read_bytes(), str(file)), image, threads)
 
     def load(self, file: Path, threads: int | None = None) -> tuple[Classifier, Card]:
-        """Open a file in a process of its own, with limits of memory and time: it may be somebody else's."""
-        process = OnnxProcess(file, KEY, threads or torch.get_num_threads())
+        """Open an untrusted file in a separate process with limited memory and time."""
+        process = ModelProcess(file, ONNX_RUNTIME, threads or torch.get_num_threads())
         card = parse_card(process.card, file)
         process.open(card.image_channels, card.image_size, len(card.class_names))
         return lambda inputs: torch.from_numpy(process.classify(inputs.contiguous().numpy())), card

@@ -1,4 +1,4 @@
-"""The weights as safetensors, with the card in the metadata and beside them as JSON, run in PyTorch."""
+"""The format safetensors, with the card in the metadata and beside the file as JSON, run in PyTorch."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from greedynas.deploy.formats.format import Classifier, Conversion, Format
-from greedynas.models.footprint import refuse_giants
+from greedynas.models.footprint import refuse_oversized
 from greedynas.models.model_file import Card, load_network, save_network
 
 
 class SafetensorsFormat(Format):
-    """The weights of the network as it was trained. They run in PyTorch, where latency depends on how it is called."""
+    """The weights of the trained network. They run in PyTorch, where latency depends on how it is used."""
 
     name = "safetensors"
     suffix = ".safetensors"
@@ -31,7 +31,7 @@ class SafetensorsFormat(Format):
 
     def load(self, file: Path, threads: int | None = None) -> tuple[Classifier, Card]:
         network, card = load_network(file)
-        refuse_giants(network, card)
+        refuse_oversized(network, card)
         return _classifier(network), card
 
     def runtime(self) -> str:

@@ -1,6 +1,6 @@
-"""What a latency backend is: it brings the blocks of a space into its own form, and times graphs that it makes of them.
+"""The interface of latency backends, which convert the blocks of a space to their own form and time graphs of them.
 
-A plugin adds one:
+A plugin adds a backend:
 
     from greedynas.deploy.latency_backends import LATENCY_BACKENDS
     from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of, make_image
@@ -33,18 +33,19 @@ from greedynas.spaces.space import Layer
 
 
 class LatencyBackend(ABC):
-    """What computes when latencies are measured. A part is a block in the backend's own form.
+    """The base class of latency backends. A part is a block in the backend's own form.
 
     Args:
         device: One of `devices`.
-        threads: CPU threads.
+        threads: The number of CPU threads.
 
     Attributes:
         devices: The devices on which it can compute.
-        packages: What it needs besides greedynas: what pip installs, by the name that is imported.
-        backend: Its name and version, for the latency table.
+        suffix: The suffix of the files that `graph` returns, for backends that write them.
+        packages: The packages that it needs besides greedynas: the requirement for pip by the name of the import.
+        backend: Its name, version and, where there are several, its precision, for the latency table.
         device: The name of the processor or GPU, for the table.
-        threads: CPU threads, for the table; None where they do not matter.
+        threads: The number of CPU threads, for the table; None if it does not matter.
 
     Example:
         >>> import greedynas
@@ -59,6 +60,7 @@ class LatencyBackend(ABC):
     """
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    suffix: ClassVar[str] = ""
     packages: ClassVar[Mapping[str, str]] = {}
     backend: str
     device: str
@@ -72,8 +74,8 @@ class LatencyBackend(ABC):
         """Return the blocks of a layer, one for each op.
 
         Args:
-            layer: Says how many channels go in and come out, the stride and the size of the image.
-            ops: Names of ops; "FC" is the classifier. `make_block_of` makes a module of each.
+            layer: The layer with its input and output channels, its stride and the size of its input.
+            ops: The names of ops; "FC" is the classifier. `make_block_of` returns a module for each.
             activation: The activation of the space.
 
         Returns:
@@ -82,28 +84,31 @@ class LatencyBackend(ABC):
 
     @abstractmethod
     def runner(self, parts: Sequence[Any], layer: Layer, side_by_side: bool = False) -> Runner:
-        """Return what runs parts once on one image and returns milliseconds.
+        """Return a function that runs parts once on one image and returns the milliseconds.
 
         Args:
-            parts: Parts of `parts`, of any layers; a part may be there several times, and then has weights of its own in
-                each place.
-            layer: The layer whose input is fed to the first part (to all parts, where they are side by side).
-            side_by_side: Whether all parts get the same input and their outputs are added, instead of each part getting the
-                output of the one before.
+            parts: Results of `parts` for any layers; a part that occurs several times has separate weights each time.
+            layer: The layer whose input is fed to the first part (or to all parts, with `side_by_side`).
+            side_by_side: Whether all parts get the same input and their outputs are added; otherwise each part gets the
+                output of the previous one.
         """
+
+    def graph(self, parts: Sequence[Any], layer: Layer, side_by_side: bool = False) -> bytes:
+        """Return the file of a graph of parts, for devices elsewhere (`latency_kit`); by default there is none."""
+        raise GreedyNASError(f"{self.backend} writes no files for other devices")
 
 
 def open_backend(name: str, device: str = "cpu", threads: int = 1) -> LatencyBackend:
-    """Return the latency backend of this name, ready to measure.
+    """Return the latency backend with this name, ready to measure.
 
     Args:
         name: A name in `LATENCY_BACKENDS`.
-        device: Where it computes, such as cpu or cuda.
-        threads: CPU threads.
+        device: The device, such as cpu or cuda.
+        threads: The number of CPU threads.
 
     Raises:
-        GreedyNASError: There is no such backend, it does not compute on this device, its packages are not installed, or the
-            number of threads makes no sense.
+        GreedyNASError: There is no such backend, it does not support the device, its packages are not installed, or the
+            number of threads is out of range.
     """
     kind = LATENCY_BACKENDS[name]
     if device not in kind.devices:
@@ -111,7 +116,7 @@ def open_backend(name: str, device: str = "cpu", threads: int = 1) -> LatencyBac
             raise unknown("device", device, list(dict.fromkeys(["cpu", "cuda", *kind.devices])))
         where = " or ".join("the CPU" if one == "cpu" else one for one in kind.devices)
         instead = "; for a GPU use --backend torch" if device == "cuda" else ""
-        raise GreedyNASError(f"{name} is timed on {where}{instead}")
+        raise GreedyNASError(f"{name} can be timed only on {where}{instead}")
     if not 1 <= threads <= 1024:
         raise GreedyNASError(f"threads must be from 1 to 1024, got {threads}")
     require_packages(f"the latency backend {name!r}", kind.packages)
@@ -126,13 +131,13 @@ def make_block_of(layer: Layer, op: str, activation: str) -> nn.Module:
 
 
 def make_image(layer: Layer) -> Tensor:
-    """Return one made-up input of a layer."""
+    """Return a random input of a layer."""
     shape = (1, layer.in_channels, layer.in_size, layer.in_size)
     return torch.randn(shape, generator=torch_stream(0, "latency"))
 
 
 class _Classifier(nn.Module):
-    """Pooling and the linear layer, as in `Network`."""
+    """The pooling and the linear layer, as in `Network`."""
 
     def __init__(self, layer: Layer):
         super().__init__()

@@ -1,11 +1,13 @@
-"""Time blocks in ONNX Runtime on the CPU."""
+"""The timing of blocks in ONNX Runtime on the CPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from greedynas.deploy.latency_backends.backend import LatencyBackend, make_block_of, make_image
+from greedynas.deploy.latency_backends.torch_backend import DIFFERENCE
 from greedynas.deploy.onnx_files import export_onnx, onnx_runner
 from greedynas.deploy.timing import Runner
 from greedynas.spaces.space import Layer
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimeBackend(LatencyBackend):
-    """ONNX Runtime on the CPU, with all of its graph optimisations."""
+    """The latency backend for ONNX Runtime on the CPU, with all graph optimisations."""
 
+    suffix: ClassVar[str] = ".onnx"
     packages: ClassVar[Mapping[str, str]] = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}
 
     def __init__(self, device: str, threads: int):
@@ -26,7 +29,7 @@ class OnnxRuntimeBackend(LatencyBackend):
         self.backend = f"onnxruntime {onnxruntime.__version__}"
 
     def parts(self, layer: Layer, ops: Sequence[str], activation: str) -> list["onnx.ModelProto"]:
-        """Return all ops of a layer: exported together, because an export takes seconds whatever is in it, and then apart."""
+        """Return the ops of a layer, which are exported together and then separated: every export takes seconds."""
         from onnx.utils import Extractor
 
         model = export_onnx(_Together([make_block_of(layer, op, activation) for op in ops]), make_image(layer))
@@ -37,9 +40,15 @@ class OnnxRuntimeBackend(LatencyBackend):
     def runner(self, parts: Sequence["onnx.ModelProto"], layer: Layer, side_by_side: bool = False) -> Runner:
         return onnx_runner(join_onnx(parts, side_by_side), make_image(layer), self.threads or 1)
 
+    def graph(self, parts: Sequence["onnx.ModelProto"], layer: Layer, side_by_side: bool = False) -> bytes:
+        return join_onnx(parts, side_by_side).SerializeToString(deterministic=True)
+
 
 def join_onnx(models: Sequence["onnx.ModelProto"], side_by_side: bool = False) -> "onnx.ModelProto":
-    """Return one graph of several: each fed by the one before, or all by the same input and their outputs added."""
+    """Join several graphs into one: in a chain, or side by side on the same input with their outputs added.
+
+    Copies of a graph have weights that differ a little, because OpenVINO merges parallel branches with equal weights.
+    """
     import onnx
 
     joined = onnx.ModelProto(ir_version=models[0].ir_version, opset_import=models[0].opset_import)
@@ -47,13 +56,14 @@ def join_onnx(models: Sequence["onnx.ModelProto"], side_by_side: bool = False) -
     graph.name = "joined"
     source, outputs = "input", []
     for i, model in enumerate(models):
+        copy = sum(earlier is model for earlier in models[:i])
         names = {"": "", model.graph.input[0].name: source}
 
         def renamed(name: str, i: int = i, names: dict[str, str] = names) -> str:
             return names.setdefault(name, f"{i}/{name}")
 
         for tensor in model.graph.initializer:
-            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer.add().CopyFrom(_changed(tensor, copy))
             graph.initializer[-1].name = renamed(tensor.name)
         for node in model.graph.node:
             graph.node.add().CopyFrom(node)
@@ -74,8 +84,18 @@ def join_onnx(models: Sequence["onnx.ModelProto"], side_by_side: bool = False) -
     return joined
 
 
+def _changed(tensor: "onnx.TensorProto", number: int) -> "onnx.TensorProto":
+    """Return a weight of the copy with this number."""
+    import onnx
+
+    if tensor.data_type != onnx.TensorProto.FLOAT or number == 0:
+        return tensor
+    values = onnx.numpy_helper.to_array(tensor) * np.float32(1 + number * DIFFERENCE)
+    return onnx.numpy_helper.from_array(values.astype(np.float32), tensor.name)
+
+
 class _Together(nn.Module):
-    """Several blocks on one input, each with its own output."""
+    """Several blocks with the same input and separate outputs."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
         super().__init__()

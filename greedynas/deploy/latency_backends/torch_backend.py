@@ -1,4 +1,4 @@
-"""Time blocks in plain PyTorch, on the CPU or on a GPU."""
+"""The timing of blocks in plain PyTorch, on the CPU or on a GPU."""
 
 import time
 from collections.abc import Sequence
@@ -13,9 +13,11 @@ from greedynas.deploy.timing import Runner
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.spaces.space import Layer
 
+DIFFERENCE = 1e-3  # of the weights of two copies of a part, relative
+
 
 class TorchBackend(LatencyBackend):
-    """Plain PyTorch: eager, eval mode, channels last."""
+    """The latency backend for plain PyTorch: eager execution, eval mode, channels last."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
@@ -33,8 +35,7 @@ class TorchBackend(LatencyBackend):
         return [block.to(self._device, memory_format=torch.channels_last) for block in blocks]  # type: ignore[call-overload]
 
     def runner(self, parts: Sequence[nn.Module], layer: Layer, side_by_side: bool = False) -> Runner:
-        parts = [deepcopy(part) for part in parts]  # weights of their own: shared ones would stay in the cache
-        net = _SideBySide(parts) if side_by_side else nn.Sequential(*parts)
+        net = compose(parts, side_by_side)
         x = make_image(layer).to(self._device, memory_format=torch.channels_last)
 
         @torch.inference_mode()
@@ -55,8 +56,22 @@ class TorchBackend(LatencyBackend):
         return on_cuda if self._device.type == "cuda" else on_cpu
 
 
-class _SideBySide(nn.Module):
-    """The sum of several blocks on one input."""
+def compose(parts: Sequence[nn.Module], side_by_side: bool) -> nn.Module:
+    """Return a network of copies of parts, whose weights are separate and differ a little.
+
+    Shared weights would stay in the cache, and converters merge parallel branches whose weights are equal.
+    """
+    copies = [deepcopy(part) for part in parts]
+    with torch.no_grad():
+        for i, part in enumerate(parts):
+            number = sum(earlier is part for earlier in parts[:i])
+            for weight in copies[i].parameters():
+                weight.mul_(1 + number * DIFFERENCE)
+    return (SideBySide(copies) if side_by_side else nn.Sequential(*copies)).eval()
+
+
+class SideBySide(nn.Module):
+    """The sum of several blocks with the same input."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
         super().__init__()

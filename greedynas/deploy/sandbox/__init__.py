@@ -1,0 +1,1 @@
+"""The process in which untrusted model files are opened and run."""
