@@ -104,3 +104,19 @@ def exported(photos, tmp_path_factory):
     folder = make_run(tmp_path_factory.mktemp("exported"), photos)
     export_stage(folder, QUIET)
     return folder
+
+
+@pytest.fixture(scope="session")
+def base_job(tmp_path_factory):
+    """The settings and the folder of a finished job around a pretrained network; tests leave both as they are."""
+    from greedynas.jobs.job import run_job
+    from greedynas.jobs.resolving import load_config
+    from tests.helpers.base_runs import LIMITS, write_job
+    from tests.helpers.exports import QUIET
+
+    folder = tmp_path_factory.mktemp("base-job")
+    file, threads = write_job(folder), torch.get_num_threads()
+    torch.set_num_threads(1)
+    run_job(load_config(file), folder / "run", LIMITS, QUIET, with_random=True)
+    torch.set_num_threads(threads)
+    return file, folder / "run"

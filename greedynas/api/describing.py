@@ -1,4 +1,4 @@
-"""What a space or a network is made of, as plain data: what the verb `describe` prints."""
+"""Descriptions of spaces and networks as plain data, as the verb `describe` prints them."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from greedynas.spaces.zoo import resolve
 def describe(
     space: str | Space | None = None, path: Any = None, *, latency: LatencyTable | None = None
 ) -> dict[str, Any]:
-    """Return what is in a space, or what a network costs layer by layer.
+    """Return a description of a space, or of a network with its costs layer by layer.
 
     Args:
-        space: A space, or the name or file of one. Known networks need none.
-        path: A path in any form that `parse_path` takes, or a known network's name. Without one, the space is described;
-            without a space either, everything that has a name is listed.
-        latency: A latency table, to price networks by.
+        space: A space, or the name or file of one. It is not needed for known networks.
+        path: A path in any form that `parse_path` takes, or a known network's name. Without one, the space is
+            described; without a space either, all named spaces and networks are listed.
+        latency: A latency table, to predict latencies with.
 
     Returns:
-        What `greedynas describe --json` prints: for a path "ops", "macs", "params" and "layers", for a space "layers",
-        "paths" and the distributions of its costs.
+        The output of `greedynas describe --json`: for a path "ops", "macs", "params" and "layers", for a space
+        "layers", "paths" and the distributions of its costs.
 
     Raises:
-        GreedyNASError: If there is no such space or path.
+        GreedyNASError: If the space or path does not exist.
 
     Example:
         >>> import greedynas

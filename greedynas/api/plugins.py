@@ -1,8 +1,8 @@
-"""Everything that can be added to greedynas from outside: one function for each extension point.
+"""The extension points of greedynas, with one function for each.
 
-Each `register_…` takes a name and an implementation, or is used as a decorator. A plugin is a module that calls them; the
-command line imports it with `--plugin MODULE`, Python by importing it. Installed packages can use entry points instead
-(see `greedynas.runtime.registry`). docs/extending.md has an example of each.
+Each `register_…` takes a name and an implementation, or is used as a decorator. A plugin is a module that calls these
+functions: the command line imports it with `--plugin MODULE`. Installed packages can use entry points instead (see
+`greedynas.runtime.registry`). docs/extending.md has an example of each.
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ from greedynas.data.specs import DATASETS
 from greedynas.deploy.formats import FORMATS
 from greedynas.deploy.latency_backends import LATENCY_BACKENDS
 from greedynas.greedy.searchers import SEARCHERS
-from greedynas.greedy.settings import SAMPLERS
-from greedynas.greedy.validation import EVALUATORS
+from greedynas.greedy.settings import EVALUATORS, SAMPLERS
 from greedynas.models.batchnorm import BN_MODES
 from greedynas.rundir.callbacks import CALLBACKS
 from greedynas.runtime.registry import Registry, registering
@@ -36,7 +35,10 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
 
 
 def registered() -> dict[str, list[str]]:
-    """Return the names that each extension point knows now, those of plugins and installed packages included.
+    """Return the registered names of each extension point, including those of plugins and installed packages.
+
+    Returns:
+        The names of each kind, such as "sampler" or "format".
 
     Example:
         >>> import greedynas
@@ -47,12 +49,12 @@ def registered() -> dict[str, list[str]]:
 
 
 def register_sampler(name: str, sampler: Any = None) -> Any:
-    """Register a sampler: which paths the next updates of a supernet train.
+    """Register a sampler, which chooses the paths that the next updates of a supernet train.
 
     Args:
-        name: For `train.sampler` and `--sampler`.
-        sampler: A function that takes a `Draw` and returns paths, each of which one update trains; or a subclass of `Sampler`.
-            All randomness comes from `draw.rng`, so that a training can be resumed.
+        name: The name for `train.sampler` and `--sampler`.
+        sampler: A function that takes a `Draw` and returns paths, each of which is trained by one update; or a subclass
+            of `Sampler`. All randomness must come from `draw.rng`, so that a training can be resumed.
 
     Returns:
         The sampler, or a decorator.
@@ -70,12 +72,13 @@ def register_sampler(name: str, sampler: Any = None) -> Any:
 
 
 def register_searcher(name: str, searcher: Any = None) -> Any:
-    """Register a searcher: which paths are evaluated next on a trained supernet.
+    """Register a searcher, which chooses the paths to evaluate next on a trained supernet.
 
     Args:
-        name: For `--searcher`.
-        searcher: A generator function. It takes a `Plan`, yields lists of paths, and is sent the evaluated ones. Paths that
-            violate a limit are rejected, and known ones are not evaluated again. All randomness comes from `plan.rng(n)`.
+        name: The name for `--searcher`.
+        searcher: A generator function. It takes a `Plan`, yields lists of paths, and is sent the evaluated ones. Paths
+            that violate a limit are rejected, and known ones are not evaluated again. All randomness must come from
+            `plan.rng(n)`.
 
     Returns:
         The searcher, or a decorator.
@@ -101,11 +104,12 @@ def register_searcher(name: str, searcher: Any = None) -> Any:
 
 
 def register_evaluator(name: str, evaluator: Any = None) -> Any:
-    """Register an evaluator: what a search takes for the accuracy of a path.
+    """Register an evaluator, which measures the accuracies of paths for a search.
 
     Args:
-        name: For `search.evaluator`.
-        evaluator: Takes (net, data, settings, seed, precision) and returns a function from paths to accuracies.
+        name: The name for `search.evaluator`.
+        evaluator: A function of (net, data, settings, seed, precision) that returns a function from paths to
+            accuracies.
 
     Returns:
         The evaluator, or a decorator.
@@ -125,9 +129,9 @@ def register_dataset(name: str, dataset: Any = None) -> Any:
     """Register a data set under a name that `--data` takes.
 
     Args:
-        name: For `--data`.
-        dataset: A function without arguments that returns a torch `Dataset` of (image, label), or a mapping of such data sets
-            with the keys "train", "val" and "test".
+        name: The name for `--data`.
+        dataset: A function without arguments that returns a torch `Dataset` of (image, label), or a mapping of such
+            data sets with the keys "train", "val" and "test".
 
     Returns:
         The function, or a decorator.
@@ -145,11 +149,11 @@ def register_dataset(name: str, dataset: Any = None) -> Any:
 
 
 def register_callback(name: str, callback: Any = None) -> Any:
-    """Register a callback: what watches trainings, logs them elsewhere, or ends them.
+    """Register a callback, which observes trainings, logs them elsewhere, or ends them.
 
     Args:
-        name: For `callbacks` in the settings and `--callback`.
-        callback: A subclass of `Callback`; one is made for each training.
+        name: The name for `callbacks` in the settings and `--callback`.
+        callback: A subclass of `Callback`, of which an object is created for each training.
 
     Returns:
         The class, or a decorator.
@@ -167,11 +171,11 @@ def register_callback(name: str, callback: Any = None) -> Any:
 
 
 def register_recipe(name: str, recipe: Any = None) -> Any:
-    """Register a recipe: how a found network is trained from scratch.
+    """Register a recipe, which defines how a found network is trained from scratch.
 
     Args:
-        name: For `retrain.recipe` and `--recipe`.
-        recipe: A `greedynas.Recipe`: numbers, an optimizer and a learning-rate schedule.
+        name: The name for `retrain.recipe` and `--recipe`.
+        recipe: A `greedynas.Recipe` with numbers, an optimizer and a learning-rate schedule.
 
     Returns:
         The recipe, or a decorator.
@@ -191,8 +195,8 @@ def register_format(name: str, format: Any = None) -> Any:
     """Register an export format together with the runtime that runs its files.
 
     Args:
-        name: For `--format`; the class has it as its attribute `name` too.
-        format: A subclass of `greedynas.Format`, which converts a network and opens what it has written.
+        name: The name for `--format`, which is also the attribute `name` of the class.
+        format: A subclass of `greedynas.Format`, which converts a network and opens the files that it has written.
 
     Returns:
         The class, or a decorator.
@@ -216,10 +220,10 @@ def register_format(name: str, format: Any = None) -> Any:
 
 
 def register_latency_backend(name: str, backend: Any = None) -> Any:
-    """Register a latency backend: what times the blocks of a space for `greedynas latency measure`.
+    """Register a latency backend, which times the blocks of a space for `greedynas latency measure`.
 
     Args:
-        name: For `--backend`.
+        name: The name for `--backend`.
         backend: A subclass of `greedynas.LatencyBackend`.
 
     Returns:
@@ -243,10 +247,10 @@ def register_latency_backend(name: str, backend: Any = None) -> Any:
 
 
 def register_batchnorm_mode(name: str, mode: Any = None) -> Any:
-    """Register a BatchNorm mode: where the statistics come from when a path is evaluated.
+    """Register a BatchNorm mode, which provides the statistics for the evaluation of a path.
 
     Args:
-        name: For `train.bn`, `search.bn` and `evaluate_paths(bn=...)`.
+        name: The name for `train.bn`, `search.bn` and `evaluate_paths(bn=...)`.
         mode: A subclass of `greedynas.models.batchnorm.BatchNormMode`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Run directories as objects that can be listed, compared and read. Nothing is written, and no lock is taken."""
+"""Run directories as objects that can be listed, compared and read. Nothing is written and no lock is taken."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from greedynas.data.datasets import Data, open_data
+from greedynas.monitoring.status import run_folders, size_of, stage_of
 from greedynas.reporting.facts import Facts, Model, read_facts
 from greedynas.rundir.schemas import Search
 from greedynas.runtime.devices import choose_device
@@ -22,7 +23,7 @@ STAGES = ("started", "trained", "searched", "retrained", "exported")
 
 @dataclass(frozen=True, repr=False)
 class RunRecord:
-    """A run directory as it is now. Each property reads the files once.
+    """A run directory in its current state, whose files are read once.
 
     Attributes:
         folder: The run directory.
@@ -38,88 +39,96 @@ class RunRecord:
 
     @cached_property
     def facts(self) -> Facts:
-        """Everything that the report is made of, checked."""
+        """The checked facts of the run, from which the report is made."""
         return read_facts(self.folder)
 
     @property
     def config(self) -> Config:
-        """The settings."""
+        """The settings of the run."""
         return self.facts.config
 
     @property
     def stage(self) -> str:
-        """How far the run has come: "started", "trained", "searched", "retrained" or "exported"."""
-        chosen, training = self.facts.chosen, self.facts.training
-        if chosen is not None and chosen.export is not None:
-            return "exported"
-        if chosen is not None and chosen.test is not None:
-            return "retrained"
-        if chosen is not None:
-            return "searched"
-        finished = training is not None and bool(training.epochs) and training.epochs[-1].stopped is not None
-        return "trained" if finished else "started"
+        """The last finished stage: "started", "trained", "searched", "retrained" or "exported"."""
+        return stage_of(self.facts)
 
     @property
     def epochs(self) -> int:
-        """The epochs of supernet training that are over."""
+        """The number of finished epochs of supernet training."""
         training = self.facts.training
         return training.epochs[-1].epoch if training is not None and training.epochs else 0
 
     @property
     def pool(self) -> list[OpPath]:
-        """The candidate pool, best path first."""
+        """The paths of the candidate pool, best path first."""
         return [entry.path for entry in self.facts.pool]
 
     @property
     def searches(self) -> dict[str, Search]:
-        """The searches by name: `.found`, `.front`, `.chosen` of each."""
+        """The searches by name, each with `.found`, `.front` and `.chosen`."""
         return {search.name: search for search in self.facts.searches}
 
     @property
     def models(self) -> dict[str, Model]:
-        """The networks by name: `.arch`, and `.test` and `.export` where they are trained and exported."""
+        """The networks by name, each with `.arch`, and with `.test` and `.export` once it is trained and exported."""
         return {model.name: model for model in self.facts.models}
 
     @property
     def best(self) -> Model | None:
-        """The chosen network; None before a search."""
+        """The chosen network, or None before a search."""
         return self.facts.chosen
 
     @property
     def top1(self) -> float | None:
-        """The accuracy of the chosen network on the test set; None before it is retrained."""
+        """The accuracy of the chosen network on the test set.
+
+        It is None before the network is retrained, and where it is withheld, because too many test images are copies of
+        training images (see `.caveats`).
+        """
         best = self.best
-        return None if best is None or best.test is None else best.test.top1
+        return None if best is None or best.test is None or best.test.withheld else best.test.top1
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences that belong beside the test accuracy, such as one on copies of training images in the test set."""
+        best = self.best
+        return () if best is None or best.test is None else best.test.caveats
 
     @property
     def bytes(self) -> int:
-        """What the run takes on disk."""
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file() and not file.is_symlink())
+        """The size of the run on disk in bytes."""
+        return size_of(self.folder)
 
     def data(self, device: str = "cpu", source: Any = None) -> Data:
-        """Open the images of the run, with its own split.
+        """Open the images of the run with the run's own split.
 
         Args:
-            device: Where batches go.
-            source: The images, where the run did not read them from disk or they were moved: what `open_data` takes.
+            device: The device of the batches.
+            source: The images as `open_data` takes them, if the run did not read them from disk or they were moved.
 
         Returns:
             The images: `.train`, `.val`, `.test()`, `.class_names`.
 
         Raises:
-            GreedyNASError: If these are not the images that the run began with.
+            GreedyNASError: If these are not the images that the run was started with.
         """
         if source is None:
             return read_data(self.config, choose_device(device), self.folder)
         return open_images(source, self.config, self.folder, device)
 
     def summary(self) -> dict[str, Any]:
-        """Return what tells the run from others, as plain data. A run that cannot be read has the stage "unreadable"."""
+        """Return the main facts of the run as plain data. A run that cannot be read has the stage "unreadable"."""
         try:
             return self._summary()
         except GreedyNASError as error:
             names = ("space", "sampler", "epochs", "searches", "model", "macs", "params", "top1")
-            return {"run": str(self.folder), "stage": "unreadable", **dict.fromkeys(names), "problem": str(error)}
+            facts: dict[str, Any] = {
+                "run": str(self.folder),
+                "stage": "unreadable",
+                **dict.fromkeys(names),
+                "caveats": [],
+            }
+            return facts | {"problem": str(error)}
 
     def _summary(self) -> dict[str, Any]:
         best = self.best
@@ -134,6 +143,7 @@ class RunRecord:
             "macs": None if best is None else best.arch.macs,
             "params": None if best is None else best.arch.params,
             "top1": self.top1,
+            "caveats": list(self.caveats),
         }
 
     def __repr__(self) -> str:
@@ -143,7 +153,7 @@ class RunRecord:
 
 
 class RunRecords(Sequence[RunRecord]):
-    """Several runs. Shown as a table in notebooks and by `str`."""
+    """A sequence of runs, shown as a table in notebooks and by `str`."""
 
     def __init__(self, runs: Sequence[RunRecord]):
         self._runs = list(runs)
@@ -191,7 +201,7 @@ class RunRecords(Sequence[RunRecord]):
 
 
 def open_images(source: Any, config: Config, folder: Path, device: str) -> Data:
-    """Open images that are handed over, split and augmented as the settings of a run say."""
+    """Open given images, split and augmented by the settings of a run."""
     return open_data(
         source,
         space=config.space,
@@ -209,10 +219,10 @@ def open_run(folder: str | Path) -> RunRecord:
         folder: The run directory.
 
     Returns:
-        The run: its settings, pool, searches and models.
+        The run, with its settings, pool, searches and models.
 
     Raises:
-        GreedyNASError: If there is no run.
+        GreedyNASError: If the folder is not a run directory.
 
     Example:
         >>> import greedynas
@@ -221,29 +231,25 @@ def open_run(folder: str | Path) -> RunRecord:
     """
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
-        raise GreedyNASError(f"{folder} is not a run directory (it has no config.yaml); greedynas train makes one")
+        raise GreedyNASError(f"{folder} is not a run directory (it has no config.yaml); make one with greedynas train")
     return RunRecord(folder)
 
 
 def runs(folder: str | Path = "runs") -> RunRecords:
-    """Return the runs below a folder, in the order of their names.
+    """Return the runs below a folder, ordered by name.
 
     Args:
-        folder: A folder of run directories; those in folders below it are found as well.
+        folder: A folder with run directories, which may be in subfolders.
 
     Returns:
         A sequence of runs. `.compare()` gives their summaries, the most accurate first.
 
     Raises:
-        GreedyNASError: If there is no such folder.
+        GreedyNASError: If the folder does not exist.
 
     Example:
         >>> import greedynas
         >>> [row["model"] for row in greedynas.runs("runs/").compare()]
         ['macs-5M']
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise GreedyNASError(f"there is no folder {folder}")
-    found = sorted(file.parent for file in folder.rglob("config.yaml") if "parts" not in file.relative_to(folder).parts)
-    return RunRecords([RunRecord(run) for run in found])
+    return RunRecords([RunRecord(run) for run in run_folders(Path(folder))])

@@ -1,4 +1,4 @@
-"""The stages of a job as Python functions: what the verbs of the command line do."""
+"""The stages of a job as Python functions, like the verbs of the command line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +22,9 @@ from greedynas.spaces.budget import Limits, parse_limits
 from greedynas.stages.export import export_stage
 from greedynas.stages.retrain import retrain_stage
 from greedynas.stages.run import read_run_config
-from greedynas.stages.search import make_requests, search_stage, supernet_in
+from greedynas.stages.search import make_requests, search_stage
 from greedynas.stages.train import train_stage
+from greedynas.stages.trained_supernet import supernet_in
 
 Folder = str | Path | RunRecord
 Limit = str | int | float | Sequence[str] | None
@@ -38,25 +39,29 @@ def run(
     params: Limit = None,
     latency: Limit = None,
     latency_table: str | Path | None = None,
+    ram: Limit = None,
+    flash: Limit = None,
     hours: float | None = None,
     baseline: str | None = None,
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> RunRecord:
-    """Run the whole job: train a supernet, search it, retrain what it finds, export that and write the report.
+    """Run the whole job: train a supernet, search it, retrain and export the found networks, and write the report.
 
-    The same call again goes on where an earlier one stopped.
+    Repeating a call resumes an interrupted job.
 
     Args:
         settings: A preset ("auto", "fashion", "cifar10"…), a YAML file, or a `Config`.
         out: The run directory.
-        data: What `open_data` takes as its source: a folder, a name, or torch data sets.
-        flops: The most multiply-adds, such as "330M"; several values give a family of networks.
-        params: The most parameters, such as "5M".
-        latency: The longest latency, such as "80ms", by `latency_table` or measured on this machine.
+        data: The images in any form that `open_data` takes: a folder, a name, or torch data sets.
+        flops: The limit on multiply-adds, such as "330M"; several values give a family of networks.
+        params: The limit on parameters, such as "5M".
+        latency: The limit on latency, such as "80ms", by `latency_table` or measured on this machine.
         latency_table: The file of a latency table.
-        hours: How long all of it may take. Epochs and the size of the search follow.
-        baseline: A pretrained timm network that is fine-tuned beside the found one.
+        ram: The limit on the peak of int8 activations, such as "256K".
+        flash: The limit on int8 parameters, such as "1M".
+        hours: The time for the whole job, into which epochs and the size of the search are fitted.
+        baseline: A pretrained timm network that is fine-tuned to compare it with the found one.
         changes: Settings by dotted key, such as {"train.max_epochs": 50}.
         quiet: Print nothing.
 
@@ -64,7 +69,7 @@ def run(
         The run, whose `.best` is the found network.
 
     Raises:
-        GreedyNASError: If something about the input is wrong, before any work where that can be known.
+        GreedyNASError: If the input is wrong, before any work if possible.
 
     Example:
         >>> import greedynas
@@ -72,7 +77,7 @@ def run(
         >>> run.stage, run.best.arch.macs <= 5_000_000
         ('exported', True)
     """
-    folder, console, limits = Path(out), _console(quiet), _limits(flops, params, latency)
+    folder, console, limits = Path(out), _console(quiet), _limits(flops, params, latency, ram, flash)
     config, images = _settings(settings, data, changes, folder, console, limits, hours)
     table = None if latency_table is None else Path(latency_table)
     beside = None if baseline is None else Baseline(baseline)
@@ -89,21 +94,21 @@ def train(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> RunRecord:
-    """Train a supernet in a run directory, or go on with it: the first stage of `run`.
+    """Train a supernet in a run directory, or resume its training: the first stage of `run`.
 
     Args:
         settings: A preset, a YAML file, or a `Config`.
         out: The run directory.
-        data: What `open_data` takes as its source.
+        data: The images in any form that `open_data` takes.
         changes: Settings by dotted key, such as {"train.sampler": "uniform"}.
-        callbacks: What watches the training, and may end it.
+        callbacks: Callbacks that observe the training and may end it.
         quiet: Print nothing.
 
     Returns:
         The run.
 
     Raises:
-        GreedyNASError: If something about the input is wrong.
+        GreedyNASError: If the input is wrong.
 
     Example:
         >>> import greedynas
@@ -124,28 +129,35 @@ def search_run(
     params: Limit = None,
     latency: Limit = None,
     latency_table: str | Path | None = None,
-    searcher: str = "evolution",
+    ram: Limit = None,
+    flash: Limit = None,
+    searcher: str | None = None,
     objectives: Sequence[str] = (),
     name: str | None = None,
     changes: Mapping[str, Any] | None = None,
     seed: int | None = None,
     data: Any = None,
+    now: bool = False,
     quiet: bool = False,
 ) -> RunRecord:
     """Search the trained supernet of a run under a budget; the chosen networks are in `.models` afterwards.
 
     Args:
         run: The run directory.
-        flops: The most multiply-adds, such as "60M"; several values give several searches.
-        params: The most parameters.
-        latency: The longest latency by `latency_table`.
+        flops: The limit on multiply-adds, such as "60M"; several values give several searches.
+        params: The limit on parameters.
+        latency: The limit on latency, by `latency_table`.
         latency_table: The file of a latency table.
-        searcher: "evolution", "random", or a registered one.
-        objectives: Costs that are to be small besides a high accuracy.
-        name: Of the search; by default it is made of the limits.
+        ram: The limit on the peak of int8 activations, such as "256K".
+        flash: The limit on int8 parameters, such as "1M".
+        searcher: "evolution", "model", "aging", "local", "reinforce", "derivation", "random", or a registered one. By
+            default that of the settings: "evolution", and "derivation" after a method with architecture parameters.
+        objectives: Costs to minimise besides maximising the accuracy.
+        name: The name of the search; by default it is made from the limits.
         changes: Settings of the search by key, such as {"generations": 10}.
-        seed: Of the search; by default the run's.
-        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
+        seed: The seed of the search; by default that of the run.
+        data: The images of the run, if they were not read from disk: the same torch data sets, or a `Data`.
+        now: Whether to search the newest checkpoint of a supernet whose training is not finished.
         quiet: Print nothing.
 
     Returns:
@@ -162,10 +174,10 @@ def search_run(
     """
     folder = _folder(run)
     settings = changed_section(read_run_config(folder), "search", dict(changes or {}))
-    limits = _limits(flops, params, latency)
-    requests = make_requests(folder, limits, searcher, tuple(objectives), True, name, [], seed, settings)
+    limits = _limits(flops, params, latency, ram, flash)
+    requests = make_requests(folder, limits, searcher, tuple(objectives), True, name, [], seed, settings, now)
     table = None if latency_table is None else Path(latency_table)
-    search_stage(folder, requests, table, _console(quiet), _images_of(folder, data))
+    search_stage(folder, requests, table, _console(quiet), _images_of(folder, data), now=now)
     return open_run(folder)
 
 
@@ -181,24 +193,24 @@ def retrain(
     data: Any = None,
     quiet: bool = False,
 ) -> RunRecord:
-    """Train a network of a run from scratch and test it: the chosen one, another one it found, or any other to compare.
+    """Train a network of a run from scratch and test it: the chosen one, another found one, or any other to compare.
 
     Args:
         run: The run directory.
         model: A network in `models/`; by default the chosen one.
-        arch: Another network instead: "random", a path, a known network, "timm:NAME".
-        name: Of the model, where it should not be the usual one.
+        arch: Another network instead: "random", a path, a known network, or "timm:NAME".
+        name: The name of the model, if it should not be the default one.
         pretrained: Weights of a timm model: "cache" or a file.
         changes: Settings of the training by key, such as {"epochs": 100, "recipe": "rmsprop"}.
-        seed: Of the training; by default the run's.
-        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
+        seed: The seed of the training; by default that of the run.
+        data: The images of the run, if they were not read from disk: the same torch data sets, or a `Data`.
         quiet: Print nothing.
 
     Returns:
         The run.
 
     Raises:
-        GreedyNASError: If there is no such network, or it was begun with other settings.
+        GreedyNASError: If the network does not exist, or its training was started with other settings.
 
     Example:
         >>> import greedynas
@@ -227,6 +239,7 @@ def export(
     *,
     model: str | None = None,
     formats: Sequence[str] | None = None,
+    precisions: Sequence[str] | None = None,
     data: Any = None,
     quiet: bool = False,
 ) -> RunRecord:
@@ -235,8 +248,9 @@ def export(
     Args:
         run: The run directory.
         model: A network in `models/`; by default the chosen one.
-        formats: Such as ["onnx", "safetensors"]; by default these two.
-        data: The images of the run, where they were not read from disk: the same torch data sets, or a `Data`.
+        formats: The formats, by default ["onnx", "safetensors"].
+        precisions: The precisions besides the reference of each format, such as ["int8"]; by default all.
+        data: The images of the run, if they were not read from disk: the same torch data sets, or a `Data`.
         quiet: Print nothing.
 
     Returns:
@@ -252,13 +266,14 @@ def export(
         ['model.onnx', 'model.fp16.onnx', 'model.int8.onnx', 'model.safetensors']
     """
     options: dict[str, Any] = {} if formats is None else {"formats": tuple(formats)}
+    options |= {"precisions": None if precisions is None else tuple(precisions)}
     folder = _folder(run)
     export_stage(folder, _console(quiet), model=model, data=_images_of(folder, data), **options)
     return open_run(folder)
 
 
 def report(run: Folder, *, quiet: bool = False) -> Path:
-    """Write the report of a run, one page that opens offline, and return its file.
+    """Write the report of a run as one page that opens offline, and return its file.
 
     Args:
         run: The run directory.
@@ -286,13 +301,13 @@ def load_supernet(run: Folder, *, device: str = "cpu") -> Supernet:
 
     Args:
         run: The run directory.
-        device: Where the weights go.
+        device: The device of the weights.
 
     Returns:
-        The supernet in training mode, as it was left: `evaluate_paths` takes care of BatchNorm.
+        The supernet in training mode; `evaluate_paths` takes care of BatchNorm.
 
     Raises:
-        GreedyNASError: If the run has no supernet that is fully trained.
+        GreedyNASError: If the run has no fully trained supernet.
 
     Example:
         >>> import greedynas
@@ -303,7 +318,7 @@ def load_supernet(run: Folder, *, device: str = "cpu") -> Supernet:
     return supernet_in(_folder(run), choose_device(device))
 
 
-# What the functions share
+# Helpers
 
 
 def _folder(run: Folder) -> Path:
@@ -314,10 +329,10 @@ def _console(quiet: bool) -> Console:
     return make_console(quiet=True) if quiet else make_console()
 
 
-def _limits(flops: Limit, params: Limit, latency: Limit) -> Limits:
-    given = {"macs": flops, "params": params, "latency_ms": latency}
+def _limits(flops: Limit, params: Limit, latency: Limit, ram: Limit = None, flash: Limit = None) -> Limits:
+    given = {"macs": flops, "params": params, "latency_ms": latency, "ram": ram, "flash": flash}
     limits: Limits = {cost: (_values(value), None) for cost, value in given.items()}
-    parse_limits(limits)  # what is malformed is refused at once
+    parse_limits(limits)  # refuses malformed limits at once
     return limits
 
 
@@ -336,16 +351,16 @@ def _settings(
     limits: Limits,
     hours: float | None,
 ) -> tuple[Config, Data | None]:
-    """Return the settings of a run, and its images where they were read for them or do not come from a place on disk."""
+    """Return the settings of a run, and its images if they were read to choose the settings or are not on disk."""
     named = isinstance(data, (str, Path))
     if data is not None and not named and (str(settings) == AUTO or hours is not None):
         raise GreedyNASError(
-            "auto and hours look at images by their name: give the data set one with greedynas.register_dataset, and data=NAME"
+            "auto and hours need a data set with a name: register it with greedynas.register_dataset, and pass data=NAME"
         )
     places = {"data.source": str(data)} if named else {}
     if isinstance(settings, Config):
         if hours is not None or changes:
-            raise GreedyNASError("hours and changes are for presets and files: change the Config itself")
+            raise GreedyNASError("hours and changes apply to presets and files only: change the Config itself")
         source = {"data": settings.data.model_copy(update={"source": str(data)})} if named else {}
         config, images = settings.model_copy(update=source), None
     else:
@@ -359,12 +374,12 @@ def _settings(
 
 
 def _images_of(folder: Path, data: Any) -> Data | None:
-    """Return the images of a run that were handed over; None: the stage opens them itself."""
+    """Return the given images of a run, or None if the stage opens them itself."""
     if isinstance(data, Data):
         return data
     config = read_run_config(folder)
     if data is None:
         if not config.data.source:
-            raise GreedyNASError(f"{folder} was trained on a data set that has no name: hand it over again with data=")
+            raise GreedyNASError(f"{folder} was trained on a data set without a name: pass the data set again as data=")
         return None
     return open_images(data, config, folder, config.device)

@@ -1,1 +1,1 @@
-"""`greedynas bench`: every way to run a supernet, side by side on the present machine."""
+"""`greedynas bench`: a comparison of several ways to run a supernet on this machine."""

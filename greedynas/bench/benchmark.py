@@ -1,9 +1,9 @@
-"""`greedynas bench`: ways to run a supernet side by side on the present machine.
+"""`greedynas bench`: a comparison of several ways to run a supernet on this machine.
 
     record = run_bench(["mobilenet"], BenchSettings(), console)
     show_bench(record, console)
 
-A variant that fails has its reason in its row; the others go on.
+The row of a variant that fails has the reason, and the other variants are still measured.
 """
 
 import gc
@@ -11,7 +11,9 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from greedynas.bench.data import Need, augmentation, over_and_over, synthetic_data, write_photos
+from greedynas.bench.data import Need, augmentation, repeated_rate, synthetic_data, write_photos
 from greedynas.bench.measures import (
     Measurement,
     Work,
@@ -30,7 +32,7 @@ from greedynas.bench.measures import (
     training_step,
 )
 from greedynas.bench.record import Row, machine_facts, row_facts
-from greedynas.bench.variants import EAGER, PLAIN, VARIANTS, Subject, Variant, choose_variants, told_failure, why_not
+from greedynas.bench.variants import EAGER, PLAIN, VARIANTS, Subject, Variant, choose_variants, failure_text, why_not
 from greedynas.data.datasets import open_data
 from greedynas.data.loader import cores, cpus
 from greedynas.data.settings import DataSettings
@@ -55,31 +57,44 @@ MEASURES: dict[str, Callable[[Subject, Work], Measurement]] = {
     "rank": ranking,
 }
 DATA = "data"  # loading images, which no variant changes
-FIXED = ("train", "forward")  # what can be measured of one path
+FIXED = ("train", "forward")  # measures that need only one path
 PAPER = TrainSettings()
-ENUMERATED = 10_000  # paths: a space that has no more is ranked whole
-ORDER = ("greedynas", EAGER, PLAIN, "fp16", "bf16", "compiled")  # in which variants are measured
+ENUMERATED = 10_000  # a space with at most this number of paths is ranked as a whole
+ORDER = (
+    "greedynas",
+    EAGER,
+    PLAIN,
+    "fp32-nhwc",
+    "toolkits",
+    "fp16",
+    "bf16",
+    "compiled",
+)  # the order in which variants are measured
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is asked for; None: chosen for the machine and the space."""
+    """The options of a benchmark. Those that are None are chosen for the machine and the space."""
 
     batch: int | None = None
     image_size: int | None = None
     steps: int | None = None  # paths of the training and forward measures
-    seconds: float | None = None  # for one measure of one variant, after its start
-    total: float | None = None  # seconds after which no other measure is begun
+    seconds: float | None = None  # time for one measure of one variant, after its start
+    total: float | None = None  # seconds after which no further measure is started
     variants: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()
-    data: str | None = None  # images for the data rows; synthetic ones if not given
+    data: str | None = None  # images for the data rows; None: synthetic ones
     device: str = "auto"
     seed: int = 0
+    rounds: int = 1  # how often all variants are measured, in turn
+    apart: bool | None = (
+        None  # a process of its own for every variant; None: on a CPU, where the allocator is set up once
+    )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done."""
+    """The sizes of the measures."""
 
     image_size: int
     batch: int
@@ -92,7 +107,7 @@ class Sizes:
 
 @dataclass
 class Bench:
-    """The rows of one space."""
+    """The benchmark of one space, with its rows."""
 
     space: Space
     sizes: Sizes
@@ -104,30 +119,33 @@ class Bench:
 def run_bench(
     spaces: Sequence[str], settings: BenchSettings, console: Console, out: Path | None = None
 ) -> dict[str, Any]:
-    """Measure, and return the record; with `out`, what is known so far is in that file at any time."""
+    """Run the benchmark and return its record. With `out`, that file always has the results so far."""
     device = choose_device(settings.device)
     variants = choose_variants(settings.variants)
     measures = choose_measures(settings.measures)
     configs = [config_for(name, settings) for name in spaces or SPACES]
     if settings.data is not None:
-        open_photos(settings.data, configs[0][1].image_size, device)  # refused before anything is measured
+        open_photos(settings.data, configs[0][1].image_size, device)  # errors before anything is measured
     start = time.perf_counter()
     over = math.inf if settings.total is None else start + settings.total
     record: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "machine": machine_facts(device), "spaces": {}}
-    _save(record, out, start)  # a file that cannot be written is told before the work
+    _save(record, out, start)  # an error if the file cannot be written, before the work
     benches = [Bench(config.space, sizes, make_work(config, sizes, device)) for config, sizes in configs]
-    slow: dict[str, str] = {}  # variants that take too long to start for another space
+    slow: dict[str, str] = {}  # variants that take too long to start on another space
 
     def note() -> None:
         record["spaces"] = {bench.space.name: bench_facts(bench) for bench in benches}
         _save(record, out, start)
 
-    # A variant on every space before the next one: what counts most is known first, should the time run out.
-    for variant in sorted(variants, key=lambda one: ORDER.index(one.name)):
-        for bench in benches:
-            with console.status(f"{bench.space.name}: {variant.label}"):
-                bench.rows += measure_variant(variant, bench.work, measures, slow, over)
-            note()
+    apart = device.type == "cpu" if settings.apart is None else settings.apart
+    # Each variant is measured on all spaces before the next one, so that the most important are done if time runs out.
+    for _ in range(settings.rounds):
+        for variant in sorted(variants, key=lambda one: ORDER.index(one.name)):
+            for bench in benches:
+                with console.status(f"{bench.space.name}: {variant.label}"):
+                    measure = measured_apart if apart else measure_variant
+                    bench.rows = joined(bench.rows, measure(variant, bench.work, measures, slow, over))
+                note()
     for bench in benches if DATA in measures and time.perf_counter() < over else ():
         with console.status(f"{bench.space.name}: loading images"):
             bench.data = data_rows(bench.work, settings.data)
@@ -144,7 +162,7 @@ def _save(record: dict[str, Any], out: Path | None, start: float) -> None:
             raise GreedyNASError(f"cannot write {out}: {error.strerror}") from None
 
 
-# What is measured
+# Choices
 
 
 def choose_measures(names: Sequence[str]) -> tuple[str, ...]:
@@ -156,7 +174,7 @@ def choose_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def config_for(name: str, settings: BenchSettings) -> tuple[Config, Sizes]:
-    """The preset of a space with the sizes of the benchmark, which are the paper's; of spaces without one the paper's settings."""
+    """Return the preset of a space, or the paper's settings if there is none, with the sizes of the benchmark."""
     space = load_space(name)
     presets = [load_config(preset) for preset in preset_names() if preset != "auto"]
     config = next(
@@ -175,7 +193,7 @@ def config_for(name: str, settings: BenchSettings) -> tuple[Config, Sizes]:
 
 
 def choose_sizes(space: Space, settings: BenchSettings, gpu: bool) -> Sizes:
-    """On a GPU the real ones; on a CPU so little that all is done in a minute or two."""
+    """Return realistic sizes for a GPU, or sizes so small that a CPU needs only a minute or two."""
     small = space.image_size <= 64
     whole = space.size <= ENUMERATED
     if gpu:
@@ -206,7 +224,7 @@ def make_work(config: Config, sizes: Sizes, device: torch.device) -> Work:
     space = config.space
     if sizes.ranked == space.size:
         ranked = np.indices(space.num_ops).reshape(len(space.layers), -1).T
-    elif space.size <= ENUMERATED:  # a part of the tree: all ops of the last layers
+    elif space.size <= ENUMERATED:  # a part of the tree with all ops of the last layers
         ranked = np.indices(space.num_ops).reshape(len(space.layers), -1).T[: sizes.ranked]
     else:
         ranked = space.sample(sizes.ranked, stream(config.seed, "bench ranking"))
@@ -222,8 +240,8 @@ def make_work(config: Config, sizes: Sizes, device: torch.device) -> Work:
 def measure_variant(
     variant: Variant, work: Work, measures: Sequence[str], slow: dict[str, str], over: float = math.inf
 ) -> list[Row]:
-    """Every measure of one variant, each on its own: a failure ends none of the others."""
-    wanted = [name for name in MEASURES if name in measures and (name in FIXED or not variant.compiled)]
+    """Return a row for every measure of one variant. If a measure fails, the others are still done."""
+    wanted = [name for name in MEASURES if name in measures and variant.measures(name, FIXED)]
     skipped = why_not(variant, work.device) or slow.get(variant.name, "")
     if skipped:
         return [Row(name, variant, skipped=skipped) for name in wanted]
@@ -233,16 +251,44 @@ def measure_variant(
         row = Row(name, variant)
         rows.append(row)
         if time.perf_counter() > over:
-            row.skipped = "the time for all was over (--total)"
+            row.skipped = "the total time had run out (--total)"
             continue
         try:
             subject = subject or Subject(variant, work.config, work.device, work.paths[0])
             row.found = MEASURES[name](subject, work)
-        except Exception as error:  # out of memory, no compiler: the row says it
-            row.error = told_failure(error)
+        except Exception as error:  # out of memory, no compiler: reported in the row
+            row.error = failure_text(error)
         _note_slow(row, work, slow)
     del subject
     free_memory(work.device)
+    return rows
+
+
+def measured_apart(
+    variant: Variant, work: Work, measures: Sequence[str], slow: dict[str, str], over: float = math.inf
+) -> list[Row]:
+    """Measure one variant in a process of its own, which leaves nothing behind, such as an allocator that keeps memory."""
+    left = over - time.perf_counter()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_measured_here, variant, work, measures, slow, left, torch.get_num_threads()).result()
+
+
+def _measured_here(
+    variant: Variant, work: Work, measures: Sequence[str], slow: dict[str, str], left: float, threads: int
+) -> list[Row]:
+    torch.set_num_threads(threads)
+    return measure_variant(variant, work, measures, slow, time.perf_counter() + left)
+
+
+def joined(rows: list[Row], more: list[Row]) -> list[Row]:
+    """Return rows with the times of another round."""
+    before = {(row.measure, row.variant.name): row for row in rows}
+    for row in more:
+        old = before.get((row.measure, row.variant.name))
+        if old is None:
+            rows = [*rows, row]
+        elif old.found is not None and row.found is not None:
+            old.found.add_round(row.found)
     return rows
 
 
@@ -250,7 +296,7 @@ def _note_slow(row: Row, work: Work, slow: dict[str, str]) -> None:
     startup = None if row.found is None else row.found.startup
     if row.variant.compiled and startup is not None and startup > work.seconds:
         name = work.config.space.name
-        slow[row.variant.name] = f"compiling one path of {name} took {startup:.0f} s: ask for this space alone"
+        slow[row.variant.name] = f"compiling one path of {name} took {startup:.0f} s: run this space alone"
 
 
 def free_memory(device: torch.device) -> None:
@@ -260,7 +306,7 @@ def free_memory(device: torch.device) -> None:
 
 
 def data_rows(work: Work, source: str | None) -> list[dict[str, Any]]:
-    """Images per second of augmented training batches: from memory, and decoded from files by worker processes."""
+    """Return the images per second of augmented training batches, from memory and decoded from files by workers."""
     rows: list[dict[str, Any]] = []
 
     def row(label: str, measured: Callable[[], float]) -> None:
@@ -268,12 +314,12 @@ def data_rows(work: Work, source: str | None) -> list[dict[str, Any]]:
         try:
             facts["images_per_second"] = measured()
         except Exception as error:
-            facts["error"] = told_failure(error)
+            facts["error"] = failure_text(error)
         rows.append(facts)
 
     seconds, size, device = min(work.seconds, 5.0), work.config.space.image_size, work.device
     on = "GPU" if device.type == "cuda" else "CPU"
-    row(f"from memory, on the {on}", lambda: over_and_over(work.data.train, work.batch, min(seconds, 1.0), 0, device))
+    row(f"from memory, on the {on}", lambda: repeated_rate(work.data.train, work.batch, min(seconds, 1.0), 0, device))
     with tempfile.TemporaryDirectory() as folder:
         photos = source
         if photos is None:
@@ -286,7 +332,7 @@ def data_rows(work: Work, source: str | None) -> list[dict[str, Any]]:
 
 def _from_files(source: str, size: int, batch: int, seconds: float, device: torch.device) -> float:
     data = open_photos(source, size, device)
-    return over_and_over(data.train, min(batch, 64), seconds, cpus(), device)
+    return repeated_rate(data.train, min(batch, 64), seconds, cpus(), device)
 
 
 def open_photos(source: str, size: int, device: torch.device) -> Any:
@@ -295,7 +341,7 @@ def open_photos(source: str, size: int, device: torch.device) -> Any:
 
 
 def measured_need(image_size: int, seconds: float, device: torch.device) -> Need:
-    """What training takes on this machine: `mobilenet`, or `macro` for small images, as a run would train them."""
+    """Measure the images per second that training takes on this machine, with `mobilenet` or (small images) `macro`."""
     name = "macro" if image_size <= 64 else "mobilenet"
     settings = BenchSettings(image_size=image_size, seconds=seconds, device=device.type)
     config, sizes = config_for(name, settings)

@@ -1,4 +1,4 @@
-"""What the paper's ImageNet supernet costs at the rates that a benchmark measured: `greedynas bench cost`."""
+"""`greedynas bench cost`: the cost of the paper's ImageNet supernet at the rates that a benchmark measured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ RECORDED = Path(__file__).parent / "recorded.json"  # training rates of one GPU,
 
 @dataclass(frozen=True)
 class Rates:
-    """Images per second of one variant."""
+    """The images per second of one variant."""
 
     label: str
     training: float
@@ -32,18 +32,18 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """What a training step costs in forward passes of as many images, measured."""
+        """The measured cost of a training step in forward passes of the same number of images."""
         return self.filtering / self.training
 
 
 @dataclass(frozen=True)
 class Supernet:
-    """A training in images, and what it costs."""
+    """The training of a supernet in numbers of images, and its cost."""
 
     name: str
     optimization: float
     evaluation: float
-    filter_images: float  # validation images that are read for it
+    filter_images: float  # validation images that are read for filtering
 
     @property
     def corrected(self) -> float:
@@ -53,12 +53,12 @@ class Supernet:
         return self.optimization / rates.training + self.evaluation / rates.filtering
 
     def delivery(self, rates: Rates) -> float:
-        """Images per second that have to come from the data loader, on average: for training and for filtering."""
+        """Return the average images per second that the data loader must deliver, for training and for filtering."""
         return (self.optimization + self.filter_images) / self.seconds(rates)
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """What `greedynas bench --out` wrote."""
+    """Return the record that `greedynas bench --out` wrote."""
     if not file.is_file():
         raise GreedyNASError(f"no such record: {file}; make one with greedynas bench --out {file}")
     found = read_json(file)
@@ -68,7 +68,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 
 def rates_in(record: dict[str, Any], space: str) -> dict[str, Rates]:
-    """By variant, those that were measured in training and in filtering."""
+    """Return the rates of the variants that were measured in both training and filtering, by name."""
     measured: dict[str, dict[str, float]] = {}
     for row in record["spaces"].get(space, {}).get("rows", []):
         if row.get("images_per_second"):
@@ -81,14 +81,14 @@ def rates_in(record: dict[str, Any], space: str) -> dict[str, Rates]:
 
 
 def slowest_loader(record: dict[str, Any], space: str) -> tuple[str, float] | None:
-    """Return the slowest way of reading images that the record measured for a space: what it read, and images per second."""
+    """Return the label and the images per second of the slowest way to read images in the record of a space."""
     rows = record["spaces"][space].get("data", [])
     rates = [(row["label"], row["images_per_second"]) for row in rows if row.get("images_per_second")]
     return min(rates, key=lambda rate: rate[1], default=None)
 
 
 def imagenet_supernets(space: str) -> tuple[Supernet, ...]:
-    """The paper's own count, and what our preset predicts: with warm-up, to where the paper's training stopped and at most."""
+    """Return the paper's own count, and our preset's prediction up to the epoch where the paper stopped and at most."""
     config = load_config(PRESETS[space])
     assert config.expect is not None
     settings = config.train
@@ -102,7 +102,7 @@ def imagenet_supernets(space: str) -> tuple[Supernet, ...]:
 
 
 def cost_facts(record: dict[str, Any]) -> dict[str, Any]:
-    """For every recorded space that the paper trains on ImageNet."""
+    """Return the costs as JSON for every recorded space that the paper trains on ImageNet."""
     spaces = {}
     for space in PRESETS:
         rates = rates_in(record, space)
@@ -143,19 +143,19 @@ def cost_tables(record: dict[str, Any]) -> list[Table]:
         for column in ("measured r", "time", "training takes images/s", "on average"):
             table.add_column(column, justify="right")
         labels = {variant.name: variant.label for variant in VARIANTS}
-        told = None
+        previous = None
         for row in rows:
             images = [row[f"{kind}_images"] for kind in ("optimization", "evaluation", "corrected")]
             first = [row["supernet"], *(f"{number / 1e6:.1f}M" for number in images)]
             table.add_row(
-                *(first if row["supernet"] != told else [""] * len(first)),
+                *(first if row["supernet"] != previous else [""] * len(first)),
                 labels[row["variant"]],
                 f"{row['measured_ratio']:.2f}",
                 duration(3600 * row["hours"]),
                 f"{row['training_images_per_second']:,.0f}",
                 f"{row['average_images_per_second']:,.0f}",
             )
-            told = row["supernet"]
+            previous = row["supernet"]
         tables.append(table)
     return tables
 
@@ -172,13 +172,13 @@ def show_cost(record: dict[str, Any], console: Console) -> None:
             console.print(
                 f"{space}: {count(ours['corrected_images'])} corrected images in {duration(3600 * ours['hours'])}. While it "
                 f"trains, the data loader must deliver {ours['training_images_per_second']:,.0f} images/s; greedynas bench "
-                f"data tells whether yours can.{_too_slow(record, space, ours)}",
+                f"data shows whether yours can.{_too_slow(record, space, ours)}",
                 highlight=False,
             )
 
 
 def _too_slow(record: dict[str, Any], space: str, ours: dict[str, Any]) -> str:
-    """Return what the record's own loader makes of the time, where training would wait for it."""
+    """Return a sentence about the record's own loader if training would wait for it, else an empty text."""
     loader = slowest_loader(record, space)
     if loader is None or loader[1] >= ours["training_images_per_second"]:
         return ""
@@ -188,7 +188,7 @@ def _too_slow(record: dict[str, Any], space: str, ours: dict[str, Any]) -> str:
 
 
 def recorded_need(image_size: int) -> Need | None:
-    """What training took on the recorded machine, where none of this machine's own is known."""
+    """Return the rate of training on the recorded machine, for use where this machine's own is unknown."""
     space = "macro" if image_size <= 64 else "mobilenet"
     recorded = read_json(RECORDED)
     rate = recorded.get("training_images_per_second", {}).get(space)
@@ -196,7 +196,7 @@ def recorded_need(image_size: int) -> Need | None:
 
 
 def training_rates(record: dict[str, Any]) -> dict[str, Any]:
-    """What `recorded_need` looks at."""
+    """Return the training rates of a record in the form that `recorded_need` reads."""
     rates = {
         space: round(row["images_per_second"])
         for space, facts in record["spaces"].items()

@@ -1,4 +1,4 @@
-"""Whether images come as fast as training takes them: `greedynas bench data`, and the data rows of `greedynas bench`."""
+"""`greedynas bench data`, which shows whether training waits for images, and the data rows of `greedynas bench`."""
 
 import math
 import os
@@ -26,59 +26,59 @@ from greedynas.runtime.stopwatch import wait
 from greedynas.runtime.text import duration, percent, size
 from greedynas.spaces.space import Space
 
-BATCH = 64  # images that a worker decodes at a time, here: few, so that the rate settles within seconds
-MOST = 20_000  # different files that are read
-DISTINCT = 512  # synthetic images; where more are needed, the same ones come again
-ENOUGH = 0.97  # of what training takes
+BATCH = 64  # images that a worker decodes at a time; few, so that the rate settles within seconds
+MOST = 20_000  # largest number of distinct files that are read
+DISTINCT = 512  # number of distinct synthetic images, which are repeated if more are needed
+ENOUGH = 0.97  # share of the rate of training that counts as sufficient
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What our loader delivers on this machine, and what that depends on."""
+    """The rate at which the loader delivers images on this machine, and what it depends on."""
 
     source: str
-    images: int  # in the training set
+    images: int  # number of training images
     image_size: int
     workers: int
     cores: int
-    first: float  # images/s when files are read that the system does not have in its memory
-    again: float  # images/s when it has
-    file_bytes: float  # of all training files; 0 where the images are no files
-    kept_bytes: int  # of all training images, decoded
-    memory: int  # bytes that this machine has
+    first: float  # images/s when files are read that are not in the system's memory
+    again: float  # images/s when they are
+    file_bytes: float  # size of all training files; 0 if the images are not in files
+    kept_bytes: int  # size of all training images, decoded
+    memory: int  # bytes of memory of this machine
     stays: bool  # whether a run would keep the decoded images in memory
 
     @property
     def cached(self) -> bool:
-        """Whether the system's memory holds the files from the second epoch on."""
+        """Whether the files stay in the system's memory from the second epoch on."""
         return self.file_bytes < 0.6 * self.memory
 
     @property
     def rate(self) -> float:
-        """Images per second, after the first epoch."""
+        """The images per second after the first epoch."""
         return self.again if self.cached else self.first
 
 
 @dataclass(frozen=True)
 class Need:
-    """Images per second that training takes, and whence that is known."""
+    """The images per second that training takes, and the source of this number."""
 
     rate: float
     known_from: str
 
 
 def verdict(feed: Feed, need: Need) -> str:
-    """One sentence: does training wait for its images, and what would help."""
+    """Return a sentence that says whether training waits for images, and what would help."""
     if feed.stays:
         return (
             f"All {feed.images:,} images stay in memory ({size(feed.kept_bytes)} at {feed.image_size} px): they are decoded "
             f"once, in about {duration(feed.images / feed.first)}, and training does not wait for storage or decoding."
         )
-    head = f"Feeds {feed.rate:,.0f} images/s, training takes {need.rate:,.0f}"
+    head = f"The loader delivers {feed.rate:,.0f} images/s, training takes {need.rate:,.0f}"
     if feed.rate >= ENOUGH * need.rate:
         slow = feed.first < ENOUGH * need.rate
         return f"{head}: training does not wait for data" + (
-            f", but in the first epoch, in which it gets {feed.first:,.0f}." if slow else "."
+            f", except in the first epoch, which gets {feed.first:,.0f} images/s." if slow else "."
         )
     waiting = percent(1 - feed.rate / need.rate)
     return f"{head}: training would wait for data {waiting} of the time; {_advice(feed, need)}."
@@ -88,17 +88,17 @@ def _advice(feed: Feed, need: Need) -> str:
     helps = []
     if not feed.cached and feed.first < 0.7 * feed.again:
         helps.append(
-            f"the storage is the limit ({feed.again:,.0f} images/s once files are in memory): use a faster one, or a machine "
-            f"whose memory holds the {size(feed.file_bytes)} of files"
+            f"the storage is the limit ({feed.again:,.0f} images/s once files are in memory): use faster storage, or a "
+            f"machine with enough memory for the {size(feed.file_bytes)} of files"
         )
     if feed.again < ENOUGH * need.rate:
         wanted = math.ceil(need.rate * max(1, feed.workers) / feed.again)
         if wanted <= feed.cores:
             helps.append(f"use {wanted} workers (data.workers={wanted})")
         else:
-            helps.append(f"decoding that fast takes about {wanted} cores, there are {feed.cores}")
+            helps.append(f"decoding that fast needs about {wanted} cores, and there are {feed.cores}")
             if max(1, feed.workers) < feed.cores:
-                helps.append(f"use them all (data.workers={feed.cores})")
+                helps.append(f"use all cores (data.workers={feed.cores})")
             helps.append(f"files resized to a shorter side of {stored_side(feed.image_size)} px decode faster")
     helps.append(
         f"decoded images in memory would take {size(feed.kept_bytes)} (data.memory_gb={_gigabytes(feed.kept_bytes)})"
@@ -116,7 +116,7 @@ def _gigabytes(value: float) -> str:
 def measure_feed(
     source: str, image_size: int, workers: int | None, seconds: float, device: torch.device, seed: int = 0
 ) -> Feed:
-    """Read training images of a data set as a run would that does not keep them in memory."""
+    """Measure how fast training images of a data set are read, as in a run that does not keep them in memory."""
     used = cpus() if workers is None else workers
     settings = DataSettings(
         source=source,
@@ -130,8 +130,8 @@ def measure_feed(
     some = stream(seed, "bench data").permutation(rows)[:MOST]
     forget(shelf.source, some)
     batch = max(1, min(BATCH, len(some) // (4 * max(1, used))))
-    first, read = delivered(ImageSet(shelf, some), batch, seconds, used, device)
-    again = over_and_over(ImageSet(shelf, some), batch, seconds, used, device, only=read)
+    first, read = loader_rate(ImageSet(shelf, some), batch, seconds, used, device)
+    again = repeated_rate(ImageSet(shelf, some), batch, seconds, used, device, only=read)
     shelves = Shelves(shelf.view, device, used, None, False)
     kept = shelves.bytes_of(shelf.source, rows, crops=settings.augment == "resized_crop")
     return Feed(
@@ -150,14 +150,14 @@ def measure_feed(
 
 
 def augmentation(image_size: int) -> Literal["pad_crop", "resized_crop"]:
-    """As the presets have it."""
+    """Return the augmentation that the presets use at this image size."""
     return "resized_crop" if image_size > 64 else "pad_crop"
 
 
-def delivered(images: ImageSet, batch: int, seconds: float, workers: int, device: torch.device) -> tuple[float, int]:
-    """(images per second, images read) of an epoch's augmented batches, at most for so long.
+def loader_rate(images: ImageSet, batch: int, seconds: float, workers: int, device: torch.device) -> tuple[float, int]:
+    """Read augmented batches of an epoch for at most `seconds`, and return images per second and the images read.
 
-    The clock starts when every worker has delivered one batch: before, they start.
+    The clock starts when every worker has delivered one batch, so that the start of workers does not count.
     """
     begin = start = end = time.perf_counter()
     counted, read = 0, 0
@@ -171,21 +171,22 @@ def delivered(images: ImageSet, batch: int, seconds: float, workers: int, device
             counted += len(pixels)
             if end - start > seconds:
                 break
-    batches.close()  # type: ignore[attr-defined]  # a generator: its worker processes end
+    batches.close()  # type: ignore[attr-defined]  # closing the generator ends its worker processes
     return (counted / (end - start) if counted else read / (end - begin)), read
 
 
-def over_and_over(
+def repeated_rate(
     images: ImageSet, batch: int, seconds: float, workers: int, device: torch.device, only: int | None = None
 ) -> float:
-    """Images per second of the same few images again and again; `only`: those that an epoch would begin with."""
+    """Return the images per second when the same images are read repeatedly: all, or the first `only` of an epoch."""
     order = stream(images.view.seed, "order", 0).permutation(len(images))[:only]
     repeats = math.ceil(max(4 * max(1, workers) * batch, seconds * 20_000) / len(order))
-    return delivered(ImageSet(images._shelf, np.tile(images._rows[order], repeats)), batch, seconds, workers, device)[0]
+    repeated = ImageSet(images._shelf, np.tile(images._rows[order], repeats))
+    return loader_rate(repeated, batch, seconds, workers, device)[0]
 
 
 def forget(source: Source, rows: Rows) -> None:
-    """Ask the system to drop these files from its memory, so that they are read from the storage."""
+    """Ask the system to drop these files from its memory, so that they are read from storage."""
     if not isinstance(source, Files) or not hasattr(os, "posix_fadvise"):
         return
     for row in rows:
@@ -201,7 +202,7 @@ def forget(source: Source, rows: Rows) -> None:
 
 
 def synthetic_data(space: Space, train: int, val: int, seed: int, device: torch.device) -> Data:
-    """Random pixels in memory, as `open_data` would have them there."""
+    """Return data of random pixels in memory, in the form that `open_data` returns."""
     side = space.image_size
     stored = stored_side(side)
     view = View(
@@ -227,11 +228,22 @@ def synthetic_data(space: Space, train: int, val: int, seed: int, device: torch.
     shelf, train_set = images(train, "train")
     _, val_set = images(val, "val")
     rows = {"train": shelf.rows, "val": np.zeros(0, np.int64), "test": np.zeros(0, np.int64)}
-    return Data(train_set, val_set, names, [], None, Splits(shelf.source), shelves, shelf, rows, False)
+    return Data(
+        train_set,
+        val_set,
+        names,
+        [],
+        None,
+        Splits(shelf.source),
+        shelves,
+        shelf,
+        rows,
+        DataSettings(check_duplicates=False),
+    )
 
 
 def write_photos(folder: Path, image_size: int, count: int, seed: int = 0) -> None:
-    """Class folders of JPEG files, as much larger than the images as ImageNet's are than 224 px."""
+    """Write class folders of JPEG files, which exceed the image size as much as ImageNet's exceed 224 px."""
     width, height = round(500 / 224 * image_size), round(375 / 224 * image_size)
     for i in range(count):
         file = folder / f"class {i % 4}" / f"{i}.jpg"
@@ -240,7 +252,7 @@ def write_photos(folder: Path, image_size: int, count: int, seed: int = 0) -> No
         Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(file, quality=90)
 
 
-# Telling
+# Output
 
 
 def feed_facts(feed: Feed, need: Need) -> dict[str, Any]:
@@ -269,5 +281,5 @@ def show_feed(feed: Feed, need: Need, console: Console) -> None:
 
 def check_source(source: str | None) -> str:
     if not source:
-        raise GreedyNASError("name the images with --data: a folder of class folders, or one with train/")
+        raise GreedyNASError("name the images with --data: a folder of class folders, or a folder with train/")
     return source

@@ -1,9 +1,10 @@
-"""The floor that no implementation of a path gets under on a machine: its activations, moved at the speed of a plain copy.
+"""The lower bound on the time of a path on a machine: its activations, moved at the speed of a plain copy.
 
-Every convolution reads its input once and writes its output once; BatchNorm, activation and residual are taken to be free,
-as if they were part of the convolutions. A training step moves three times as much: backward, a convolution reads the
-gradient of its output, the output (for the gradient of BatchNorm) and its input, and writes the gradient of the input, which
-is 2 · (input + output) on top of the forward pass. Weights are not counted: they are small beside a batch of activations.
+Every convolution reads its input once and writes its output once. BatchNorm, activation and residual are assumed to be
+free, as if they were part of the convolutions. A training step moves three times as much: in the backward pass, a
+convolution reads the gradient of its output, the output (for the gradient of BatchNorm) and its input, and writes the
+gradient of the input, which adds 2 · (input + output) to the forward pass. Weights are not counted, because they are
+small compared to a batch of activations.
 """
 
 import statistics
@@ -18,14 +19,14 @@ from greedynas.runtime.stopwatch import seconds
 from greedynas.spaces.costs import CostTable
 from greedynas.spaces.space import Layer, Space
 
-TRAINING = 3  # times the traffic of a forward pass
-COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes: far more than any cache holds
+TRAINING = 3  # traffic of a training step, in forward passes
+COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes, far more than fit into any cache
 REPEATS = 7
 
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second of a large copy, read and written: the median of a few."""
+    """Measure the bytes per second that a large copy reads and writes, as the median of a few copies."""
     source = torch.ones(COPIED.get(device.type, 2**27) // 4, device=device)
     target = torch.empty_like(source)
     times = []
@@ -35,7 +36,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def traffic_table(space: Space) -> CostTable:
-    """Activation values that a forward pass of one image reads and writes, by (layer, op)."""
+    """Return the number of activation values that a forward pass of one image reads and writes, by (layer, op)."""
     entries = np.zeros((len(space.layers), max(space.num_ops)), dtype=np.int64)
     for i, layer in enumerate(space.layers):
         for j, op in enumerate(layer.ops):
@@ -52,7 +53,7 @@ def _fixed(layers: tuple[Layer, ...], space: Space) -> int:
 
 
 def _values_moved(layer: Layer, op: str, activation: str) -> int:
-    """Inputs and outputs of the block's convolutions; those of squeeze-and-excitation see one value a channel."""
+    """Count the inputs and outputs of a block's convolutions (in squeeze-and-excitation, one value per channel)."""
     moved = 0
 
     def count(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""What `greedynas bench` measures of each variant: a training step, a forward evaluation, a filtering, a ranking.
+"""The measures of `greedynas bench`: a training step, a forward evaluation, a filtering and a ranking.
 
-Each returns a `Measurement`: seconds of single pieces of work, every one done before without being timed. Pieces with the
-same key are the same paths, so that two variants can be compared on what both got to within the time limit.
+Each returns a `Measurement` with the seconds of single tasks, each of which was first run untimed. Tasks with the same
+key have the same paths, so that two variants can be compared on the tasks that both finished within the time limit.
 """
 
 import itertools
@@ -31,14 +31,14 @@ from greedynas.settings.schema import Config
 from greedynas.spaces.costs import CostTable, IntArray, tree_cost
 from greedynas.spaces.paths import OpPath
 
-GROUP = 20  # steps of small images on a GPU that are timed together: one alone is shorter than waiting for it
-SUBTREE = 729  # paths of which a ranking is projected
-LR = 1e-6  # nothing shall be learned from random pixels
+GROUP = 20  # steps of small images on a GPU that are timed together, because one is shorter than waiting for it
+SUBTREE = 729  # largest number of paths from which a ranking is projected
+LR = 1e-6  # so small that nothing is learned from random pixels
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured on: the same for every variant of a space."""
+    """The paths, the data and the limits of the measures, which are the same for every variant of a space."""
 
     config: Config
     data: Data
@@ -47,18 +47,18 @@ class Work:
     paths: tuple[OpPath, ...]  # random ones; the first has the median cost
     ranked: IntArray  # paths of the ranking
     rank_images: int
-    seconds: float  # for one measure of one variant; what has begun is finished
+    seconds: float  # time for one measure of one variant; a task that was started is finished
 
     @cached_property
     def traffic(self) -> CostTable:
         return traffic_table(self.config.space)
 
     def floor(self, paths: Sequence[OpPath], times: int) -> float:
-        """Seconds in which the activations of a batch can be moved so many times, for the mean of some paths."""
+        """Return the seconds in which the activations of a batch can be moved `times` times, averaged over paths."""
         return self._moved(times * self.batch * float(self.traffic(np.array(paths)).mean()))
 
     def tree_floor(self, paths: IntArray, images: int) -> float:
-        """The same for paths that are evaluated together on so many images."""
+        """Return the seconds in which the activations of a joint evaluation of paths on images can be moved."""
         return self._moved(images * tree_cost(self.traffic, stem_traffic(self.config.space), np.unique(paths, axis=0)))
 
     def _moved(self, values: float) -> float:
@@ -67,24 +67,32 @@ class Work:
 
 @dataclass
 class Measurement:
-    """Seconds of single pieces of work, and what else was seen."""
+    """The seconds of single tasks, and further results of a measure."""
 
-    images: int  # of one piece
-    seconds: dict[int, float]  # by key
-    floors: dict[int, float]  # likewise: the copy-bandwidth floor
-    startup: float | None = None  # until the first piece was done, compiling and recording included
-    stalls: list[float] = field(default_factory=list)  # first time on a new path minus the second
-    peak: int | None = None  # bytes of GPU memory, of the first path
-    paths: int = 0  # different ones
+    images: int  # images of one task
+    seconds: dict[int, float]  # seconds of each task by its key
+    floors: dict[int, float]  # the floor by copy bandwidth, by key
+    startup: float | None = None  # time until the first task was finished, including compilation and recording
+    stalls: list[float] = field(default_factory=list)  # first run of a new path minus the second
+    peak: int | None = None  # bytes of GPU memory for the first path
+    paths: int = 0  # number of distinct paths
     note: str = ""
+    rounds: list[float] = field(default_factory=list)  # the medians of several rounds
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds.values())
 
+    def add_round(self, other: "Measurement") -> None:
+        """Add another round: the times of each task are then the means over the rounds that have it."""
+        before = len(self.rounds) or 1
+        self.rounds = [*(self.rounds or [self.median]), other.median]
+        for key in self.seconds.keys() & other.seconds.keys():
+            self.seconds[key] += (other.seconds[key] - self.seconds[key]) / (before + 1)
+
 
 def choose_paths(config: Config, count: int) -> tuple[OpPath, ...]:
-    """Different random paths, the one of median cost first: a variant that has time for one path gets a typical one."""
+    """Return distinct random paths, the one with median cost first, for variants that have time for only one."""
     paths = list(dict.fromkeys(map(tuple, config.space.sample(4 * count, stream(config.seed, "bench")).tolist())))
     paths = paths[:count]
     costs = config.space.costs(paths).macs
@@ -93,7 +101,7 @@ def choose_paths(config: Config, count: int) -> tuple[OpPath, ...]:
 
 
 def training_step(subject: Subject, work: Work) -> Measurement:
-    """A new path every step, with the optimizer; small images on a GPU with their augmentation, which is done there."""
+    """Measure training steps with the optimizer, on a new path each; small images on a GPU include augmentation."""
     batches = _batches(subject, work)
     images, labels = next(batches)
     grouped = worth_timing_together(images)
@@ -107,13 +115,13 @@ def training_step(subject: Subject, work: Work) -> Measurement:
             step(*(next(batches) if grouped else (images, labels)), [path], LR)
 
         found = _path_by_path(train, subject, work, start, TRAINING)
-        if grouped:  # of paths that were all run before
+        if grouped:  # all of these paths have been run before
             _in_groups(found, train, work.paths[: found.paths], work)
     return found
 
 
 def forward_evaluation(subject: Subject, work: Work) -> Measurement:
-    """One path on one batch, statistics of the batch, with its loss and accuracy."""
+    """Measure the evaluation of one path on one batch with the statistics of the batch, including loss and accuracy."""
     images, labels = next(_batches(subject, work))
     start = time.perf_counter()
 
@@ -124,7 +132,7 @@ def forward_evaluation(subject: Subject, work: Work) -> Measurement:
         subject.score(path, images, labels)
 
     with subject.running():
-        if worth_timing_together(images):  # recorded forward passes are inside of `evaluate_paths`
+        if worth_timing_together(images):  # `evaluate_paths` records forward passes
             return _path_by_path(evaluate, subject, work, start, 1)
         with subject.evaluating():
             return _path_by_path(score, subject, work, start, 1)
@@ -133,7 +141,7 @@ def forward_evaluation(subject: Subject, work: Work) -> Measurement:
 def _path_by_path(
     run: Callable[[OpPath], None], subject: Subject, work: Work, start: float, traffic: int
 ) -> Measurement:
-    """Each path twice: the first time it is new. A fixed path more often, for a median."""
+    """Time each path in its second run, after a first one in which it is new. A single path is timed several times."""
     paths = (work.paths[0],) if subject.variant.compiled else work.paths
     turns = 5 if len(paths) == 1 else 1
     found = Measurement(work.batch, {}, {})
@@ -144,7 +152,7 @@ def _path_by_path(
         first = clocked(once, work.device)
         if key == 0:
             found.startup = time.perf_counter() - start
-            floors = [work.floor([each], traffic) for each in paths]  # looked up before the clock runs
+            floors = [work.floor([each], traffic) for each in paths]  # computed before the time limit starts
             deadline = time.perf_counter() + work.seconds
             found.peak = peak_memory(once, work.device)
         found.seconds[key] = statistics.median(clocked(once, work.device) for _ in range(turns))
@@ -158,7 +166,7 @@ def _path_by_path(
 
 
 def _in_groups(found: Measurement, run: Callable[[OpPath], object], paths: Sequence[OpPath], work: Work) -> None:
-    """Replace the times of single steps by those of many in a row, as in training: nothing waits for each of them."""
+    """Replace the times of single steps by those of groups, between which, as in training, nothing waits for a step."""
     found.seconds, found.floors = {}, {}
     deadline = time.perf_counter() + work.seconds
     for key in range(max(3, len(paths) // 5)):
@@ -175,7 +183,7 @@ def _all(run: Callable[[OpPath], object], paths: Sequence[OpPath]) -> None:
 
 
 def filtering(subject: Subject, work: Work) -> Measurement:
-    """Algorithm 1 as a run does it: m paths on new filter images, ranked. The same paths every time."""
+    """Measure Algorithm 1 as a run does it: m paths on new filter images, ranked. The paths are the same every time."""
     settings, seed = work.config.train, work.config.seed
     data = subject.see(work.data)
     state = TrainState(CandidatePool(settings.pool_size))
@@ -193,8 +201,11 @@ def filtering(subject: Subject, work: Work) -> Measurement:
 
 
 def ranking(subject: Subject, work: Work) -> Measurement:
-    """Many paths on many images. All of a small space is projected from a part of its tree where all would take too long:
-    below a prefix of some layers the tree has the same shapes, whatever the prefix."""
+    """Measure the ranking of many paths on many images.
+
+    If ranking all of a small space would take too long, the time is projected from a part of its tree: below a prefix
+    of some layers, the tree has the same shapes, whatever the prefix.
+    """
     chunk = min(work.config.train.bn_images, work.rank_images)
     pixels, labels = subject.see(work.data).val.eval_batch(np.arange(work.rank_images))
     part = work.ranked
@@ -225,7 +236,7 @@ def _batches(subject: Subject, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def worth_timing_together(images: Tensor) -> bool:
-    """Small images on a GPU, recorded or not."""
+    """Return whether these are small images on a GPU, where single steps are too short to be timed."""
     return images.device.type == "cuda" and images.shape[-1] <= SMALL
 
 
@@ -251,7 +262,7 @@ def clocked(work: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
-    """Of GPU memory, weights and recorded graphs included; a CPU does not tell."""
+    """Return the peak of GPU memory in bytes, including weights and recorded graphs, or None on a CPU."""
     if device.type != "cuda":
         return None
     wait(device)

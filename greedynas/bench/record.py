@@ -1,4 +1,4 @@
-"""What `greedynas bench` writes down: one row for each measure of each variant."""
+"""The record of `greedynas bench`, with one row for each measure of each variant."""
 
 import platform
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from greedynas.jobs.estimates import machine_name
 
 @dataclass
 class Row:
-    """One measure of one variant: a measurement, or why there is none."""
+    """One measure of one variant: a measurement, or the reason why there is none."""
 
     measure: str
     variant: Variant
@@ -65,11 +65,12 @@ def row_facts(row: Row, plain: Measurement | None, eager: Measurement | None) ->
         "new_path_p95_ms": 1e3 * float(np.percentile(found.stalls, 95)) if found.stalls else None,
         "new_paths": len(found.stalls),
         "note": found.note or None,
+        "rounds_ms": [1e3 * value for value in found.rounds] or None,
     }
 
 
 def ratio(base: Measurement | None, found: Measurement) -> float | None:
-    """How many times the images per second of `base`, on the paths that both have run."""
+    """Return the images per second over those of `base`, on the paths that both have run."""
     if base is None:
         return None
     common = base.seconds.keys() & found.seconds.keys()

@@ -1,4 +1,4 @@
-"""The record of `greedynas bench` as people read it."""
+"""The tables in which the record of `greedynas bench` is printed."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ MEASURES = {"train": "training step", "forward": "forward evaluation", "filter":
 
 def show_bench(record: dict[str, Any], console: Console) -> None:
     machine = record["machine"]
-    told = ", ".join(
+    packages = ", ".join(
         f"{name} {version}" for name, version in machine["versions"].items() if name in ("torch", "triton")
     )
     console.print(
-        f"{machine['name']} ({machine['cores']} CPU cores), {told}; a copy moves "
+        f"{machine['name']} ({machine['cores']} CPU cores), {packages}; a copy moves "
         f"{machine['copy_bytes_per_second'] / 1e9:,.0f} GB/s; took {duration(record['seconds'])}",
         highlight=False,
     )
@@ -31,9 +31,9 @@ def show_bench(record: dict[str, Any], console: Console) -> None:
             rate = f"{row['images_per_second']:,.0f} images/s" if row["error"] is None else row["error"]
             console.print(f"  images {row['label']}: {rate}", highlight=False, markup=False)
     console.print(
-        "Medians without the first turns. Ratios: images/s over those of the other row, on the paths that both ran. Floor: "
-        f"activations moved once at the speed of a copy, {TRAINING} times in training. New path: p95 of a path's first turn "
-        "minus its second.",
+        "Medians without the first runs. Ratios: images/s over those of the other row, on the paths that both ran. "
+        f"Floor: activations moved once at the speed of a copy, {TRAINING} times in training. New path: p95 of a path's "
+        "first run minus its second.",
         style="dim",
         highlight=False,
     )
@@ -68,7 +68,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row.get("ms") is None:
         return ["left out" if row["skipped"] else "failed"]
     return [
-        f"{row['ms']:,.1f}{'*' if row['note'] else ''}",
+        f"{row['ms']:,.1f}{'*' if row['note'] else ''}{_spread(row.get('rounds_ms'))}",
         f"{row['images_per_second']:,.0f}",
         _times(row["ratio_to_fp32"]),
         _times(row["ratio_to_bf16_nhwc"]),
@@ -80,12 +80,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def _spread(rounds: list[float] | None) -> str:
+    return "" if not rounds else f" ({min(rounds):,.1f} to {max(rounds):,.1f})"
+
+
 def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
 def remarks(rows: list[dict[str, Any]]) -> list[str]:
-    """Why rows are missing, and which are not measured in full; each reason once."""
+    """Return the reasons why rows are missing or not measured in full, each reason once."""
     labels = {variant.name: variant.label for variant in VARIANTS}
     found: dict[str, list[str]] = {}
     for row in rows:

@@ -1,9 +1,11 @@
-"""The ways to run a supernet that `greedynas bench` puts side by side: what other toolkits do, and what we do."""
+"""The ways to run a supernet that `greedynas bench` compares: those of other toolkits and that of greedynas."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -32,29 +34,38 @@ class Variant:
 
     name: str
     label: str
-    precision: str | None  # fp32, fp16, bf16; None: what a run would choose on this machine
+    precision: str | None  # fp32, fp16, bf16; None: the precision that a run would choose on this machine
     channels_last: bool = True
-    ours: bool = False  # with the engine, and recorded graphs for small images
-    compiled: bool = False  # one fixed path as a network of its own, torch.compile
+    ours: bool = False  # use the engine, and recorded graphs for small images
+    compiled: bool = False  # one fixed path as a separate network, with torch.compile
+    alone: bool = False  # evaluate every path by itself, with BatchNorm statistics recalibrated for it
 
     def precisions(self, config: Config, device: torch.device) -> tuple[str, str]:
-        """(training, evaluation)."""
+        """Return the precisions of training and of evaluation."""
         return choose_precisions(config, device) if self.precision is None else (self.precision, self.precision)
+
+    def measures(self, name: str, fixed: Sequence[str]) -> bool:
+        """Return whether a measure tells something of this variant; those in `fixed` need only one path."""
+        if self.alone:
+            return name == "rank"  # the rest is that of fp32
+        return name in fixed or not self.compiled
 
 
 VARIANTS = (
+    Variant("toolkits", "fp32, NCHW, one path at a time", "fp32", channels_last=False, alone=True),
     Variant("fp32", "fp32, NCHW", "fp32", channels_last=False),
     Variant("fp16", "fp16 autocast, NCHW", "fp16", channels_last=False),
     Variant("bf16", "bf16 autocast, NCHW", "bf16", channels_last=False),
+    Variant("fp32-nhwc", "fp32, NHWC", "fp32"),
     Variant("bf16-nhwc", "bf16 autocast, NHWC", "bf16"),
     Variant("compiled", "bf16 NHWC, one path compiled", "bf16", compiled=True),
     Variant("greedynas", "greedynas", None, ours=True),
 )
-PLAIN, EAGER = "fp32", "bf16-nhwc"  # what the others are compared with
+PLAIN, EAGER = "fp32", "bf16-nhwc"  # the baselines of the ratios
 
 
 def choose_variants(names: Sequence[str]) -> tuple[Variant, ...]:
-    """By name, in the order of the table; all where none is named."""
+    """Return the variants with these names in the order of the table, or all if there are no names."""
     known = {variant.name: variant for variant in VARIANTS}
     for name in names:
         if name not in known:
@@ -63,7 +74,7 @@ def choose_variants(names: Sequence[str]) -> tuple[Variant, ...]:
 
 
 def why_not(variant: Variant, device: torch.device) -> str | None:
-    """Why a variant is left out on this machine; None where it is not."""
+    """Return why a variant is left out on this machine, or None if it is not."""
     if device.type == "cuda":
         return None
     if variant.compiled:
@@ -79,11 +90,11 @@ def _cpu_has_fp16() -> bool:
 
 
 class Subject:
-    """A supernet with fresh weights that is run in one way. Use it within `running`."""
+    """A supernet with fresh weights that is run as one variant. Use it within `running`."""
 
     def __init__(self, variant: Variant, config: Config, device: torch.device, fixed: OpPath):
         self.variant, self.config, self.device, self.fixed = variant, config, device, fixed
-        # fp16 is around everything (see `running`): our own loop knows bf16 and fp32.
+        # `running` enables fp16 for everything, because the training loop supports only bf16 and fp32.
         chosen = variant.precisions(config, device)
         self.precision, self.eval_precision = ("bf16" if name == "bf16" else "fp32" for name in chosen)
         layout = torch.channels_last if variant.channels_last else torch.contiguous_format
@@ -96,7 +107,7 @@ class Subject:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The engine as the settings say or off, and autocast to fp16."""
+        """Set up the engine, and autocast to fp16, as the variant requires."""
         with ExitStack() as stack:
             stack.enter_context(engine.using(self.config.engine if self.variant.ours else "off"))
             if self.variant.precision == "fp16":
@@ -104,38 +115,44 @@ class Subject:
             yield
 
     def step(self) -> Step:
-        """The training step. Its gradients are not scaled in fp16, which would take a little longer."""
+        """Return the training step. Gradients in fp16 are not scaled, which would take a little longer."""
         return TrainingStep(self.network, self.optimizer, self.config.train, None, self.precision)  # type: ignore[arg-type]
 
     def evaluate(self, paths: Sequence[OpPath], images: Tensor, labels: Tensor, bn_images: int) -> NDArray:
-        """Losses with the BatchNorm statistics of the evaluated images: the default mode."""
+        """Return losses with the BatchNorm statistics of the evaluated images, which is the default mode."""
         if self.variant.compiled:
             with self.evaluating():
                 return self.score(self.fixed, images, labels)[:1]
-        precision = self.eval_precision
-        return evaluate_paths(self.net, paths, images, labels, bn_images=bn_images, precision=precision).losses
+        how: dict[str, Any] = {"bn_images": bn_images, "precision": self.eval_precision}
+        if not self.variant.alone:
+            return evaluate_paths(self.net, paths, images, labels, **how).losses
+        how |= {"bn": "recalibrate", "calibration": images[:bn_images]}
+        each = [evaluate_paths(self.net, [path], images, labels, **how).losses for path in paths]
+        return np.concatenate(each)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """What `evaluate_paths` does around its forward passes: on a whole supernet that takes longer than one of them."""
+        """Set up the modes that `evaluate_paths` uses, which on a whole supernet takes longer than a forward pass."""
         with torch.no_grad(), bn_mode(self.network, "batch"), autocast(self.device, self.eval_precision):
             yield
 
     def score(self, path: OpPath, images: Tensor, labels: Tensor) -> NDArray:
-        """(loss, accuracy) of one path, within `evaluating`."""
+        """Return the loss and the accuracy of one path. Call it within `evaluating`."""
         logits = self.network(images, path)
         loss = F.cross_entropy(full_precision(logits), labels)
         return torch.stack((loss, (logits.argmax(1) == labels).float().mean())).double().cpu().numpy()
 
     def see(self, data: Data) -> Data:
-        """The data in the memory format of this variant: a channels_last batch would make a network channels_last."""
+        """Return data in the memory format of this variant, because channels_last batches spread their format."""
         if self.variant.channels_last:
             return data
         return replace(data, train=_Contiguous.of(data.train), val=_Contiguous.of(data.val))
 
 
 class _Fixed(nn.Module):
-    """A network that takes the place of a supernet of which only one path is run."""
+    """A compiled network in place of a supernet of which only one path is run."""
+
+    recordable = False
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -164,8 +181,8 @@ class _Contiguous(ImageSet):
         return images.contiguous(), labels
 
 
-def told_failure(error: Exception) -> str:
-    """What went wrong in one line, for the row of a variant that failed."""
+def failure_text(error: Exception) -> str:
+    """Return an error in one line, for the row of a variant that failed."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory: use a smaller --batch"
     text = " ".join(str(error).split()) or type(error).__name__

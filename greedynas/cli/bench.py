@@ -35,7 +35,7 @@ def bench(
         option(
             "--variants",
             "NAMES",
-            "Some of fp32, fp16, bf16, bf16-nhwc, compiled, greedynas, joined by commas.",
+            "Some of toolkits, fp32, fp16, bf16, fp32-nhwc, bf16-nhwc, compiled, greedynas, joined by commas.",
             MEASUREMENT,
         ),
     ] = None,
@@ -58,6 +58,9 @@ def bench(
             min=0.01,
         ),
     ] = None,
+    rounds: Annotated[
+        int, option("--rounds", "N", "Measure all variants this often, in turn.", MEASUREMENT, min=1)
+    ] = 1,
     total: Annotated[
         float | None, option("--total", "N", "Start no new measurement after this many seconds.", MEASUREMENT, min=0.01)
     ] = None,
@@ -107,6 +110,7 @@ def bench(
             data=data,
             device=device,
             seed=seed or 0,
+            rounds=rounds,
         )
         console = shown_console(as_json)
         found = run_bench(names, settings, console, out)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from greedynas.cli.commands import add_family, make_app, option, switch, verb
-from greedynas.cli.options import OUTPUT, JsonOption, print_json, shown_console, write_text
+from greedynas.cli.options import (
+    OUTPUT,
+    JsonOption,
+    OneFlashOption,
+    OneRamOption,
+    print_json,
+    shown_console,
+    write_text,
+)
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.terminal import make_console, say
 
@@ -44,12 +52,15 @@ def predict(
     ],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")],
     top: Annotated[int, option("--top", "N", "Number of classes to show.", OUTPUT, min=1)] = 5,
+    trust: Annotated[
+        bool, switch("--trust", "Open a file that can execute code, such as one of torch.export (.pt2).", OUTPUT)
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images with a trained network."""
     from greedynas.deploy.prediction import predict, prediction_facts, show_predictions
 
-    predictions = predict(model, images, top=top)
+    predictions = predict(model, images, top=top, trust=trust)
     if as_json:
         print_json({"model": str(model), "predictions": [prediction_facts(one) for one in predictions]})
     else:
@@ -74,6 +85,8 @@ def describe(
         Path | None,
         option("--latency-table", "FILE", "Show latencies from this table, written by greedynas latency.", OUTPUT),
     ] = None,
+    ram: OneRamOption = None,
+    flash: OneFlashOption = None,
     svg: Annotated[
         Path | None, option("--svg", "FILE", "Draw the network to this file.", OUTPUT, dir_okay=False)
     ] = None,
@@ -84,11 +97,17 @@ def describe(
     Without options, list the search spaces and known networks that come with greedynas.
     """
     from greedynas.spaces import describe as describing
+    from greedynas.spaces.budget import parse_limits
     from greedynas.spaces.drawing import draw_path
     from greedynas.spaces.latency import load_latency_table
     from greedynas.spaces.space import load_space
     from greedynas.spaces.zoo import resolve
 
+    if (ram is not None or flash is not None) and path is None and space is None:
+        raise GreedyNASError("--ram and --flash limit networks: name a --space or a --path")
+    budget = parse_limits(
+        {"ram": (None if ram is None else [ram], None), "flash": (None if flash is None else [flash], None)}
+    )[0]
     if svg is not None and path is None:
         raise GreedyNASError("--svg draws a network: name one with --path")
     if latency_table is not None and path is None and space is None:
@@ -104,14 +123,14 @@ def describe(
         if as_json:
             print_json(facts)
         else:
-            describing.show_path(ops, home, shown_console(), latency)
+            describing.show_path(ops, home, shown_console(), latency, budget)
             if svg is not None:
                 say(f"drawn to {svg}")
     elif chosen is not None:
         if as_json:
-            print_json(describing.space_facts(chosen, latency))
+            print_json(describing.space_facts(chosen, latency, budget))
         else:
-            describing.show_space(chosen, shown_console(), latency)
+            describing.show_space(chosen, shown_console(), latency, budget)
     elif as_json:
         print_json(describing.catalogue_facts())
     else:
@@ -123,7 +142,13 @@ def measure(
     space: NeededSpaceOption,
     out: TableOption,
     backend: Annotated[
-        str, option("--backend", "NAME", "Runtime to measure: onnxruntime or torch.", MEASUREMENT)
+        str,
+        option(
+            "--backend",
+            "NAME",
+            "Runtime to measure: onnxruntime, torch, openvino, openvino-bf16, ncnn, litert or executorch.",
+            MEASUREMENT,
+        ),
     ] = "onnxruntime",
     device: Annotated[
         str, option("--device", "NAME", "Device to measure: cpu, or cuda with torch.", MEASUREMENT)
@@ -143,19 +168,51 @@ def measure(
     from greedynas.spaces.space import load_space
 
     home = load_space(space).adapt(classes, image_size)
-    if not out.parent.is_dir() or out.is_dir():  # before minutes of measuring, not after
+    if not out.parent.is_dir() or out.is_dir():  # checked before the measurement, which takes minutes
         raise GreedyNASError(f"cannot write {out}")
     from greedynas.deploy.latency_measurement import measure_latency, show_progress
 
     with show_progress(make_console(stderr=True)) as progress:
         table = measure_latency(home, backend, device=device, threads=threads, repeats=repeats, progress=progress)
-    _finish_table(table, home, out, as_json)
+    _finish_table(table, home, _told(space, classes, image_size), out, as_json)
+
+
+@verb(latency_app, "greedynas latency kit --space pocket --runtime litert --out kit/")
+def kit(
+    space: NeededSpaceOption,
+    out: Annotated[Path, option("--out", "DIR", "Write the kit to this new folder.", OUTPUT)],
+    runtime: Annotated[
+        str, option("--runtime", "NAME", "Runtime of the device: litert, onnxruntime or executorch.", MEASUREMENT)
+    ] = "onnxruntime",
+    image_size: SizeOption = None,
+    classes: ClassesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write files and a script for timing blocks on another device.
+
+    Copy the folder to a phone or a board, run its run.py there, and import the timings that it writes.
+    """
+    from greedynas.deploy.latency_kit import write_kit
+    from greedynas.deploy.latency_measurement import show_progress
+    from greedynas.spaces.space import load_space
+
+    home = load_space(space).adapt(classes, image_size)
+    with show_progress(make_console(stderr=True)) as progress:
+        made = write_kit(home, runtime, out, progress)
+    if as_json:
+        print_json({"kit": str(out), "graphs": len(made.graphs), "runtime": runtime})
+        return
+    say(f"{len(made.graphs)} graphs written to {out}; on the device: python3 run.py")
+    say(f"then: greedynas latency import timings.json --space {_told(space, classes, image_size)} --out table.json")
 
 
 @verb(latency_app, "greedynas latency import pixel.yaml --space mobilenet --out lat.json", name="import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A YAML file in the format of ProxylessNAS, or a greedynas table.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A YAML file in the format of ProxylessNAS, a kit's timings.json, or a table."
+        ),
     ],
     space: NeededSpaceOption,
     out: TableOption,
@@ -171,10 +228,17 @@ def import_(
     from greedynas.spaces.space import load_space
 
     home = load_space(space).adapt(classes, image_size)
-    _finish_table(import_latency(file, home, nearest_width=nearest_width), home, out, as_json)
+    table = import_latency(file, home, nearest_width=nearest_width)
+    _finish_table(table, home, _told(space, classes, image_size), out, as_json)
 
 
-def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: bool) -> None:
+def _told(space: str, classes: int | None, image_size: int | None) -> str:
+    """Return the options that name the space of a table, as they were given."""
+    given = {"--classes": classes, "--image-size": image_size}
+    return " ".join([space, *(f"{name} {value}" for name, value in given.items() if value is not None)])
+
+
+def _finish_table(table: "LatencyTable", space: "Space", named: str, out: Path, as_json: bool) -> None:
     """Save a latency table and show it."""
     from greedynas.spaces.describe import show_table, table_facts
 
@@ -182,4 +246,4 @@ def _finish_table(table: "LatencyTable", space: "Space", out: Path, as_json: boo
     if as_json:
         print_json({"out": str(out), **table_facts(table, space)})
     else:
-        show_table(table, space, str(out), shown_console())
+        show_table(table, space, named, str(out), shown_console())

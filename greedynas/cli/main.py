@@ -1,4 +1,4 @@
-"""Assemble the command line and run it: wrong input is one line on stderr and exit code 2."""
+"""Assemble the command line and run it; wrong input leads to one line on stderr and exit code 2."""
 
 import logging
 import os
@@ -11,27 +11,21 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from greedynas.cli import bench, inspect, job, stages, studies
+from greedynas.cli import bench, hub, inspect, job, runs, stages, studies, volume
 from greedynas.cli.commands import UsageError, epilog, make_app
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.signals import Stopped, signals_caught
 from greedynas.runtime.terminal import complain, say, steady_streams
 
-# OpenMP's threads wait for each other by spinning. Beside any other busy process on a small machine that made training a
-# hundred times slower (2,200 ms a step instead of 18, on 2 cores); after few turns they sleep instead, for 20% when alone.
-# Read when torch is loaded, which is later.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
 PROGRAM = "greedynas"
-# Dependencies that only some verbs import: where somebody has left one out, the verb says so. By the name that is imported,
-# what pip installs.
+# Dependencies that only some verbs import: a verb names the one that is missing. Maps the imported name to that of pip.
 PACKAGES = {
     name: name
     for name in ("jinja2", "onnx", "onnxruntime", "onnxscript", "plotly", "pymoo", "scipy", "timm", "torchvision")
 }
 
 app = make_app(completion=True)
-for family in (job, stages, inspect, studies, bench):  # in the order of the help
+for family in (job, stages, runs, hub, inspect, studies, bench):  # in the order of the help
     app.add_typer(family.app)
 
 
@@ -55,7 +49,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; every expected failure is one line and exit code 2."""
+    """Run the command line; every expected failure leads to one line and exit code 2."""
     try:
         _run_steadily()
     except SystemExit as end:
@@ -71,20 +65,21 @@ def _run_steadily() -> NoReturn:
     try:
         with steady_streams():
             _run()
-    except OSError as error:  # of the streams alone
-        _fail(f"{error.filename}: {error.strerror}; what was written there is not complete, all else is done")
+    except OSError as error:  # only of the streams
+        _fail(f"{error.filename}: {error.strerror}; its output is incomplete, everything else is done")
 
 
 def _run() -> NoReturn:
     """Run the command line and exit, with one line for every expected failure."""
     _show_warnings()
     try:
+        volume.choose("normal")
         with signals_caught(), _ranks():
             code = _call_app()
     except GreedyNASError as error:
         _fail(str(error))
     except UsageError as error:
-        _fail(_told_usage(error))
+        _fail(_describe_usage_error(error))
     except Stopped as stopped:
         if os.environ.get("RANK", "0") == "0":
             complain(str(stopped))
@@ -96,22 +91,22 @@ def _run() -> NoReturn:
         if error.name not in PACKAGES:
             raise
         _fail(f"greedynas needs {error.name}, which is not installed: pip install {PACKAGES[error.name]}")
-    except (OSError, MemoryError) as error:  # the machine's: a full disk, a file that may not be read
-        _fail(_told(error))
+    except (OSError, MemoryError) as error:  # caused by the machine: a full disk, a file that may not be read
+        _fail(_describe_machine_error(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _call_app() -> object:
-    """Run the verb; what PyTorch reports as a RuntimeError, but is the machine's doing, becomes a line."""
-    if not Path(__file__).is_file():  # spaces, presets and the sample are files beside this one
-        raise GreedyNASError("greedynas cannot be used from inside of a zip file or a wheel: install that with pip")
+    """Run the verb, and convert RuntimeErrors of PyTorch that the machine causes."""
+    if not Path(__file__).is_file():  # spaces, presets and the sample are files of the package
+        raise GreedyNASError("greedynas cannot be used from inside of a zip file or a wheel: install it with pip")
     try:
         return app(standalone_mode=False, prog_name=PROGRAM)
     except RuntimeError as error:
         if "DataLoader worker" in str(error):
             raise GreedyNASError(
-                f"a process that reads images has ended ({str(error).partition(chr(10))[0]:.200}): where memory is short, lower "
-                "data.workers or data.memory_gb; what is saved is kept, and the same command goes on from there"
+                f"a process that reads images has ended ({str(error).partition(chr(10))[0]:.200}): if memory is short, "
+                "lower data.workers or data.memory_gb; checkpoints are kept, and the same command resumes from there"
             ) from None
         if "can't allocate memory" in str(error):  # PyTorch on a CPU
             raise MemoryError from None
@@ -119,10 +114,10 @@ def _call_app() -> object:
 
 
 def _ranks() -> AbstractContextManager[None]:
-    """Join the ranks that torchrun started, if it did."""
+    """Join the ranks that torchrun has started, if there are any."""
     if "WORLD_SIZE" not in os.environ:
         return nullcontext()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of every connection that ends
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise it warns of every connection that ends
     import shlex
 
     import torch
@@ -135,16 +130,16 @@ def _ranks() -> AbstractContextManager[None]:
 
 
 def _show_warnings() -> None:
-    """Show what goes wrong without stopping the work (a damaged checkpoint, a skipped image) as well as logging it."""
-    warnings.filterwarnings("ignore", module="PIL")  # of strange image files; those that cannot be read are told anyway
+    """Show logged warnings, such as a damaged checkpoint or a skipped image, on stderr as well."""
+    warnings.filterwarnings("ignore", module="PIL")  # about unusual image files; unreadable ones are reported anyway
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logging.getLogger("greedynas").addHandler(handler)
 
 
-def _told_usage(error: Any) -> str:
-    """Return what is wrong with a command, and where its own help is."""
+def _describe_usage_error(error: Any) -> str:
+    """Return the message for a malformed command, which names the command's own help."""
     message = error.format_message().rstrip(".")
     message = re.sub(r"\.? Did you mean (.+)\?$", r" (did you mean \1?)", message)
     message = re.sub(r"\(Possible options: (.+)\)$", r"(did you mean \1?)", message)
@@ -152,16 +147,16 @@ def _told_usage(error: Any) -> str:
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 
-def _told(error: OSError | MemoryError) -> str:
-    """Return what is wrong with the machine."""
+def _describe_machine_error(error: OSError | MemoryError) -> str:
+    """Return the message for an error that the machine caused."""
     if isinstance(error, MemoryError):
         return "out of memory"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; nothing is lost: put that right, and give the same command again"
+    return f"{where}{error.strerror or error}; nothing is lost: fix this and repeat the command"
 
 
 def _fail(message: str) -> NoReturn:
-    """Print an error in one line, and exit with code 2."""
+    """Print an error in one line and exit with code 2."""
     line = " ".join(message.split())
     complain(f"error: {line}")
     sys.exit(2)

@@ -14,21 +14,27 @@ from greedynas.cli.options import (
     CallbackOption,
     DataOption,
     DataRootOption,
+    FlashOption,
     FlopsOption,
     JsonOption,
     LatencyOption,
     LatencyTableOption,
     ModelOption,
     NamedDataOption,
+    OneFlopsOption,
     OutOption,
     ParamsOption,
     PresetArgument,
+    RamOption,
     RunArgument,
     SeedOption,
     SetOption,
+    TrackOption,
     print_json,
     say_next,
     shown_console,
+    split_names,
+    tracked,
 )
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.terminal import say
@@ -43,8 +49,10 @@ app = make_app()
 @verb(
     app,
     "greedynas train cifar10 --data photos/ --out runs/photos --seed 1",
+    "greedynas train cifar10 --data photos/ --flops 60M --out runs/60M",
     "greedynas train imagenet --plan",
     panel=PANEL,
+    long=True,
 )
 def train(
     preset: PresetArgument,
@@ -55,30 +63,47 @@ def train(
         option(
             "--sampler",
             "NAME",
-            "Path sampler: greedy (Algorithms 1 and 2), uniform, fair, or one of a plugin.",
+            "Sampler: greedy (Algorithms 1 and 2), uniform, fair; a method that learns probabilities of ops: darts, fbnet, "
+            "proxyless, proxyless-reinforce, mdenas, single-path; or one of a plugin.",
             SETTINGS,
         ),
     ] = None,
+    flops: OneFlopsOption = None,
+    params: ParamsOption = None,
     settings: SetOption = None,
     callbacks: CallbackOption = None,
+    track: TrackOption = None,
     seed: SeedOption = None,
     only_plan: Annotated[
         bool, switch("--plan", "Print all settings and the expected cost, and train nothing.", OUTPUT)
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a supernet on your images."""
+    """Train a supernet on your images.
+
+    With --flops or --params, only paths within these limits are explored and enter the candidate pool, for searches
+    under the same limits.
+    """
     from greedynas.jobs.resolving import settings_of
     from greedynas.settings.loading import parse_assignments
+    from greedynas.spaces.budget import one_budget
 
     changes = parse_assignments(settings or [])
+    budget = one_budget({"macs": (flops, None), "params": (params, None)}, "a training")
+    if budget.limits():
+        changes["train.limits"] = budget.model_dump(exclude_none=True)
     changes |= {
         key: value
-        for key, value in (("data.source", data), ("train.sampler", sampler), ("callbacks", callbacks), ("seed", seed))
+        for key, value in (
+            ("data.source", data),
+            ("train.sampler", sampler),
+            ("callbacks", tracked(callbacks, track)),
+            ("seed", seed),
+        )
         if value is not None
     }
     console = shown_console(as_json)
-    config, _ = settings_of(preset, changes, out, console)
+    config, _ = settings_of(preset, changes, out, console, [budget])
     if only_plan:
         from greedynas.stages.train import plan, plan_table
 
@@ -94,7 +119,7 @@ def train(
         return
     if out is None:
         raise GreedyNASError("name the run directory with --out")
-    from greedynas.spaces.budget import told_count
+    from greedynas.spaces.budget import short_count
     from greedynas.stages.train import report_training, train_stage
 
     result = train_stage(config, out, console)
@@ -102,8 +127,9 @@ def train(
         print_json({"run": str(out), **result})
     else:
         report_training(result, console)
-        middle = told_count(float(f"{sum(config.space.cost_tables['macs'].range) / 2:.2g}"))
-        say_next(console, f"greedynas search {out} --flops {middle}")
+        middle = float(f"{sum(config.space.cost_tables['macs'].range) / 2:.2g}")
+        limit = None if config.train.limits is None else config.train.limits.max_macs
+        say_next(console, f"greedynas search {out} --flops {short_count(limit or middle)}")
 
 
 @verb(
@@ -111,6 +137,7 @@ def train(
     "greedynas search runs/photos --flops 330M --flops 280M --params 5M",
     "greedynas search runs/photos --front --objectives macs,params",
     panel=PANEL,
+    long=True,
 )
 def search(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory with a trained supernet.")],
@@ -118,12 +145,21 @@ def search(
     params: ParamsOption = None,
     latency: LatencyOption = None,
     latency_table: LatencyTableOption = None,
+    ram: RamOption = None,
+    flash: FlashOption = None,
     min_flops: Annotated[str | None, option("--min-flops", "N", "Lower limit on multiply-adds.", BUDGET)] = None,
     min_params: Annotated[str | None, option("--min-params", "N", "Lower limit on parameters.", BUDGET)] = None,
     min_latency: Annotated[str | None, option("--min-latency", "TIME", "Lower limit on latency.", BUDGET)] = None,
     searcher: Annotated[
-        str, option("--searcher", "NAME", "Search method: evolution (NSGA-II, Algorithm 3) or random.", SEARCH)
-    ] = "evolution",
+        str | None,
+        option(
+            "--searcher",
+            "NAME",
+            "Search method: evolution (NSGA-II, Algorithm 3), model, aging, local, reinforce, random, or derivation (the "
+            "most probable path of a method). By default, that of the run.",
+            SEARCH,
+        ),
+    ] = None,
     pool_init: Annotated[bool, switch("--pool-init/--no-pool-init", "Start from the candidate pool.", SEARCH)] = True,
     front: Annotated[
         bool, switch("--front", "Find the best network at every cost, not only within the limits.", SEARCH)
@@ -135,6 +171,10 @@ def search(
     name: Annotated[
         str | None, option("--name", "NAME", "Name of the search. By default, it is made from the budget.", OUTPUT)
     ] = None,
+    now: Annotated[
+        bool,
+        switch("--now", "Search the newest checkpoint of a supernet whose training is not finished.", SEARCH),
+    ] = False,
     settings: SetOption = None,
     seed: Annotated[
         int | None, option("--seed", "N", "Seed of the search. By default, it is the seed of the run.", SETTINGS, min=0)
@@ -144,15 +184,16 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Search a trained supernet for the best network within a budget."""
-    from greedynas.data.settings import Told
+    from greedynas.data.settings import DataOptions
     from greedynas.stages.search import make_requests, search_stage
     from greedynas.stages.search_summary import report_searches
 
     limits = {"macs": (flops, min_flops), "params": (params, min_params), "latency_ms": (latency, min_latency)}
+    limits |= {"ram": (ram, None), "flash": (flash, None)}
     chosen = tuple(objectives.split(",")) if front else ()
-    requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed)
+    requests = make_requests(run, limits, searcher, chosen, pool_init, name, settings or [], seed, now=now)
     console = shown_console(as_json)
-    results = search_stage(run, requests, latency_table, console, named=Told(data, data_root))
+    results = search_stage(run, requests, latency_table, console, named=DataOptions(data, data_root), now=now)
     if as_json:
         print_json({"run": str(run), "searches": results})
     else:
@@ -165,6 +206,7 @@ def search(
     "greedynas retrain runs/photos --recipe sgd --set epochs=100 --top 3",
     "greedynas retrain runs/photos --arch timm:mobilenetv2_100",
     panel=PANEL,
+    long=True,
 )
 def retrain(
     run: RunArgument,
@@ -228,7 +270,7 @@ def retrain(
     as_json: JsonOption = False,
 ) -> None:
     """Train the found network, or another one, from scratch and test it."""
-    from greedynas.data.settings import Told
+    from greedynas.data.settings import DataOptions
     from greedynas.settings.loading import changed_section, parse_assignments
     from greedynas.stages.retrain import report_retraining, retrain_stage
     from greedynas.stages.run import read_run_config
@@ -248,7 +290,7 @@ def retrain(
         pretrained=pretrained,
         seed=seed,
         latency_table=latency_table,
-        named=Told(data, data_root),
+        named=DataOptions(data, data_root),
     )
     if as_json:
         print_json({"run": str(run), **result})
@@ -257,29 +299,48 @@ def retrain(
         say_next(console, f"greedynas export {run} --model {result['model']}")
 
 
-@verb(app, "greedynas export runs/photos --format onnx", panel=PANEL)
+@verb(
+    app,
+    "greedynas export runs/photos --format onnx",
+    "greedynas export runs/photos --format openvino --precision int8",
+    panel=PANEL,
+    long=True,
+)
 def export(
     run: RunArgument,
     model: ModelOption = None,
     formats: Annotated[
-        list[str] | None, option("--format", "NAME", "File format: onnx or safetensors. By default, both.", OUTPUT)
+        list[str] | None,
+        option(
+            "--format",
+            "NAMES",
+            "File formats: onnx, safetensors, pt2, openvino, executorch, litert, ncnn, coreml, web. By default, onnx and "
+            "safetensors.",
+            OUTPUT,
+        ),
+    ] = None,
+    precisions: Annotated[
+        list[str] | None,
+        option("--precision", "NAMES", "Precisions: fp32, fp16, int8. By default, all that a format has.", OUTPUT),
     ] = None,
     data: NamedDataOption = None,
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export the trained network to ONNX and safetensors.
+    """Export the trained network to ONNX and other formats.
 
-    ONNX files are written in fp32, fp16 and int8, and the safetensors file comes with a model card. The accuracy and
-    latency of each file are measured.
+    Each file is compared with PyTorch in its own runtime, and its accuracy and latency are measured. Most formats need
+    an extra, such as greedynas[openvino]. The reference precision of a format, fp32, is always written.
     """
-    from greedynas.data.settings import Told
+    from greedynas.data.settings import DataOptions
     from greedynas.runtime.parallel.ranks import on_first
-    from greedynas.stages.export import export_stage, report_export
+    from greedynas.stages.export import DEFAULT_FORMATS, export_stage
+    from greedynas.stages.export_report import report_export
 
     console = shown_console(as_json)
-    asked = {"model": model, "formats": formats or ("onnx", "safetensors"), "named": Told(data, data_root)}
-    result = on_first(lambda: export_stage(run, console, **asked))  # type: ignore[arg-type]
+    asked = {"formats": split_names(formats) or DEFAULT_FORMATS, "precisions": split_names(precisions)}
+    options = {"model": model, "named": DataOptions(data, data_root), **asked}
+    result = on_first(lambda: export_stage(run, console, **options))  # type: ignore[arg-type]
     if as_json:
         print_json({"run": str(run), **result})
     else:
@@ -287,7 +348,7 @@ def export(
         say_next(console, f"greedynas report {run}")
 
 
-@verb(app, "greedynas report runs/photos", panel=PANEL)
+@verb(app, "greedynas report runs/photos", panel=PANEL, long=True)
 def report(run: RunArgument, as_json: JsonOption = False) -> None:
     """Write a self-contained HTML report of what was found and why.
 

@@ -23,7 +23,6 @@ from greedynas.cli.options import (
     print_json,
     shown_console,
 )
-from greedynas.runtime.errors import GreedyNASError
 
 if TYPE_CHECKING:
     from greedynas.spaces.budget import Budget
@@ -51,7 +50,7 @@ JobsOption = Annotated[
 ]
 FirstSeedOption = Annotated[int, option("--first-seed", "N", "First seed; the others follow it.", SETTINGS, min=0)]
 
-# Of methods and ablation
+# Options of methods and ablation
 ConfigArgument = Annotated[
     str,
     typer.Argument(
@@ -163,7 +162,8 @@ def macro(
 ) -> None:
     """Measure how well supernets rank the networks of NAS-Bench-Macro.
 
-    The rankings are compared with the accuracies of all 3,969 networks (6,561 paths) after training from scratch.
+    The rankings are compared with the accuracies of all 3,969 networks (6,561 paths) after training from scratch. An accuracy is the
+    highest on the test set in 50 epochs.
 
     Use --set KEY=VALUE to change a setting of all methods, and --set greedy.KEY=VALUE to change it for one of them.
     """
@@ -219,9 +219,9 @@ def ranking(
     """Measure how well few validation images rank paths (Table 3).
 
     Paths are ranked by their loss on few validation images and by their accuracy on all of them, as in Table 3 and
-    Figure 3.
+    Figure 4.
     """
-    from greedynas.data.settings import Told
+    from greedynas.data.settings import DataOptions
     from greedynas.studies.ranking.run import RankingOptions, study_ranking
 
     options = RankingOptions(
@@ -231,17 +231,22 @@ def ranking(
         images=tuple(sorted(set(images or ()))),
         draws=draws,
         jobs=jobs,
-        named=Told(data, data_root),
+        named=DataOptions(data, data_root),
     )
     result = study_ranking(run, out or run / "studies" / "ranking", options, shown_console(as_json))
     if as_json:
         print_json(result)
 
 
+def split_names(chosen: list[str] | None) -> list[str]:
+    """Return names that are given one by one, or several at a time with commas."""
+    return [name.strip() for names in chosen or [] for name in names.split(",")]
+
+
 @verb(
     study_app,
     "greedynas study methods fashion --flops 800K --seeds 5",
-    "greedynas study methods runs/photos --flops 30M --retrain-seeds 2",
+    "greedynas study methods fashion --methods greedy,darts,fbnet",
 )
 def methods(
     config: ConfigArgument,
@@ -258,8 +263,10 @@ def methods(
         option(
             "--method",
             "NAME",
-            "Method to compare: random, uniform, uniform-E, fair, greedy or fair-E. By default, all but fair-E.",
+            "Methods to compare, separated by commas or repeated: random, uniform, uniform-E, fair, fair-E, greedy, darts, "
+            "fbnet, proxyless, proxyless-reinforce, mdenas, single-path. By default, the first four and greedy.",
             COMPARISON,
+            "--methods",
         ),
     ] = None,
     searchers: Annotated[
@@ -288,9 +295,10 @@ def methods(
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what uniform, fair and greedy supernets find (Table 1).
+    """Compare what different methods find (Table 1).
 
-    The costs are compared as well, as in Tables 1 and 6.
+    Costs are compared as well, and the memory and the time of updates, as in Tables 1, 2 and 6.
+    A method that learns probabilities of ops trains for at most greedy's cost, and its network is derived within the limits.
 
     Use --set KEY=VALUE to change a setting of all methods, and --set uniform.KEY=VALUE to change it for one of them.
     """
@@ -307,7 +315,7 @@ def methods(
         truth=truth,
         keep=keep,
         jobs=jobs,
-        methods=tuple(dict.fromkeys(chosen or METHODS)),
+        methods=tuple(dict.fromkeys(split_names(chosen) or METHODS)),
         searchers=tuple(dict.fromkeys(searchers or SEARCHERS)),
         epochs=epochs,
         systematic=systematic,
@@ -360,6 +368,73 @@ def ablation(
         print_json(result)
 
 
+@verb(
+    study_app,
+    "greedynas study searchers synthetic --seeds 100",
+    "greedynas study searchers macro --limit none --limit macs=60M",
+    "greedynas study searchers study-macro/ trained.csv",
+)
+def searchers(
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE",
+            help="Tables: macro (NAS-Bench-Macro), synthetic (7^21 paths), a CSV file (decisions, accuracy, costs), "
+            "or supernets recorded by study macro (its folder, or a .npz file).",
+        ),
+    ],
+    truth: Annotated[Path | None, option("--truth", "FILE", "NAS-Bench-Macro's JSON file.", DATA)] = None,
+    out: StudyOut = Path("study-searchers"),
+    chosen: Annotated[
+        list[str] | None,
+        option(
+            "--searcher",
+            "NAME",
+            "Searcher; the first one is compared with the others. By default model, evolution, aging, local, random.",
+            COMPARISON,
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        option(
+            "--limit",
+            "COST=N",
+            "Upper limit such as macs=60M, or none. Can be repeated; each is searched by itself.",
+            COMPARISON,
+        ),
+    ] = None,
+    evaluations: Annotated[
+        int, option("--evaluations", "N", "Evaluations of each search.", SETTINGS, min=2, max=100_000)
+    ] = 1000,
+    population: Annotated[
+        int, option("--population", "N", "Paths of a generation.", SETTINGS, min=2, max=100_000)
+    ] = 50,
+    seeds: Annotated[int, option("--seeds", "N", "Number of seeds.", SETTINGS, min=1, max=100_000)] = 100,
+    first_seed: FirstSeedOption = 0,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare searchers on tables of known accuracies.
+
+    The regret, the distance to the best path within the limits, is measured after each evaluation. No GPU is needed.
+    """
+    from greedynas.studies.searchers.run import NAMES, SearchersOptions, parse_limits, study_searchers
+
+    options = SearchersOptions(
+        tables=tuple(dict.fromkeys(tables)),
+        searchers=tuple(dict.fromkeys(chosen or NAMES)),
+        limits=parse_limits(limit),
+        evaluations=evaluations,
+        population=population,
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        truth=truth,
+        jobs=jobs,
+    )
+    result = study_searchers(out, options, shown_console(as_json))
+    if as_json:
+        print_json(result)
+
+
 def _changes(settings: list[str] | None, data: str | None) -> dict[str, Any]:
     """Return the settings that the command line changes."""
     from greedynas.settings.loading import parse_assignments
@@ -370,9 +445,6 @@ def _changes(settings: list[str] | None, data: str | None) -> dict[str, Any]:
 
 def _budget(flops: list[str] | None, params: list[str] | None, latency: list[str] | None) -> "Budget":
     """Return the one budget of a study."""
-    from greedynas.spaces.budget import parse_limits
+    from greedynas.spaces.budget import one_budget
 
-    budgets = parse_limits({"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)})
-    if len(budgets) > 1:
-        raise GreedyNASError("a study has one budget; give each limit once")
-    return budgets[0]
+    return one_budget({"macs": (flops, None), "params": (params, None), "latency_ms": (latency, None)}, "a study")

@@ -1,11 +1,11 @@
-"""What a whole job will take on this machine, and how to fit it into a time.
+"""Estimates of the time that a whole job takes on this machine, and the fitting of a job into a time.
 
     found = estimate(config, data, device)
     console.print(job_table(config, found))
     config, reasons = fit_hours(config, data, device, hours=2)
 
-Times come from a measurement of a few seconds (`pace.py`), so they differ from machine to machine and a little from call to
-call: a run that is resumed must not ask again.
+Times come from a measurement of a few seconds (`machine_speed.py`), so they differ from machine to machine and slightly
+from call to call: a run that is resumed must not measure again.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 
 from greedynas.data.datasets import Data
-from greedynas.greedy.samplers.sampler import make_sampler
+from greedynas.greedy.samplers.sampler import make_sampler, stops_early
 from greedynas.greedy.schedule import PAPER_RATIO, Schedule, corrected_images
 from greedynas.jobs.machine_speed import Pace, measure_pace
 from greedynas.runtime.errors import GreedyNASError
@@ -27,16 +27,23 @@ from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
 from greedynas.stages.recipes import make_recipe
+from greedynas.stages.search import usual_searcher
 
 EXPORT_SECONDS = 30.0  # conversions, latencies and the report
-TESTED = 5  # times that the test set is gone through: after retraining, and with every exported file
-SLACK = 0.1  # of the time, for what no estimate foresees
-LONGER = 3  # times the preset's epochs at most, where there is more time than they need
-SHORTER = 10  # a tenth of them at least
-SEARCH_SHARE = 0.15  # of the time: a longer search is made shorter first
+TESTED = 5  # passes over the test set: after retraining, and with every exported file
+SLACK = 0.1  # share of the time that is kept in reserve
+LONGER = 3  # largest factor on the preset's epochs, if there is more time than they need
+SHORTER = 10  # largest divisor of the preset's epochs
+SEARCH_SHARE = 0.15  # of the time: a search that takes more is shortened first
 FEWEST_PATHS = 100
 FEWEST_GENERATIONS = 5
-LENGTHS = ("train.max_epochs", "search.generations", "search.population", "retrain.epochs")  # that are told if changed
+LENGTHS = (
+    "adapt.epochs",
+    "train.max_epochs",
+    "search.generations",
+    "search.population",
+    "retrain.epochs",
+)  # shown if changed
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The stages of a job, and what they were estimated from."""
+    """The stages of a job, and the speed of the machine that they were estimated from."""
 
     stages: tuple[Stage, ...]
     pace: Pace
@@ -80,23 +87,39 @@ def estimate(
     pace: Pace | None = None,
     rivals: int = 0,
 ) -> Estimate:
-    """What a job takes at most: stopping early is not counted on. `networks` are searched and retrained one by one, and as
-    many `rivals` are retrained beside them. The pace is measured if it is not given."""
+    """Return an estimate of the whole job, without early stopping of the supernet's training.
+
+    `networks` is the number of networks that are searched and retrained one after the other, and `rivals` the number of
+    networks that are retrained for comparison. The pace is measured unless it is given.
+    """
     ranks = distributed.processes()
     machine = machine_name(device) if ranks == 1 else f"{ranks} ranks, each {machine_name(device)}"
     return predict(config, data, pace or measure_pace(config, data, device, budget), machine, networks, rivals)
 
 
 def predict(config: Config, data: Data, pace: Pace, machine: str, networks: int = 1, rivals: int = 0) -> Estimate:
-    """The estimate of any settings that differ from the measured ones in lengths alone: epochs, paths."""
+    """Return the estimate for settings that differ from the measured ones only in lengths, such as epochs and paths."""
     shared = (
+        *_adapting(config, data, pace),
         _supernet(config, data, pace),
         _search(config, data, pace, networks),
         _retraining(config, data, pace, networks, rivals),
     )
-    # Several ranks share the work, and are taken to do so without loss; rank 0 exports alone.
+    # Ranks are assumed to share the work without loss; rank 0 exports alone.
     quicker = tuple(replace(stage, seconds=stage.seconds / distributed.processes()) for stage in shared)
     return Estimate((*quicker, _export(data, pace, networks)), pace, machine)
+
+
+def _adapting(config: Config, data: Data, pace: Pace) -> tuple[Stage, ...]:
+    """Return the fine-tuning of the pretrained network, if there is one."""
+    if config.pretrained is None:
+        return ()
+    recipe = make_recipe(config.adapt)
+    steps = recipe.epochs * data.train.steps_per_epoch(recipe.batch_size)
+    what = f"{recipe.epochs:,} epochs of {len(data.train):,} images"
+    return (
+        Stage(config.pretrained[0], what, steps * pace.adapt_step, steps * min(recipe.batch_size, len(data.train))),
+    )
 
 
 def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
@@ -105,13 +128,19 @@ def _supernet(config: Config, data: Data, pace: Pace) -> Stage:
     paths = make_sampler(settings.sampler).paths_per_update(config.space)
     optimization, evaluation = schedule.predicted_images(space=config.space)
     seconds = schedule.steps * (paths * pace.step + pace.waiting)
+    seconds += (
+        max(schedule.steps - schedule.warmup, 0)
+        * make_sampler(settings.sampler).learning_paths(config.space)
+        * pace.step
+    )
     seconds += schedule.filterings(schedule.steps) * pace.filtering
     what = f"{settings.max_epochs:,} epochs of {len(data.train):,} images"
     return Stage("supernet", what, seconds, optimization, evaluation)
 
 
 def _search(config: Config, data: Data, pace: Pace, networks: int) -> Stage:
-    paths = networks * min(config.search.population * config.search.generations, config.space.size)
+    searched = min(config.search.population * config.search.generations, config.space.size)
+    paths = networks * (1 if usual_searcher(config, config.search) == "derivation" else searched)
     schedule = Schedule(config.train, len(data.train))
     supernets = 1 + len(hooks_of(config.experimental).lasting_steps(schedule))
     what = f"{paths:,} paths on {len(data.val):,} images" + (f" and {supernets} supernets" if supernets > 1 else "")
@@ -130,7 +159,7 @@ def _retraining(config: Config, data: Data, pace: Pace, networks: int, rivals: i
     if settings.top > 1:
         short = settings.top * (settings.top_epochs or max(1, recipe.epochs // 10)) * data.train.steps_per_epoch(size)
         steps, images = steps + networks * short, images + networks * short * min(size, len(data.train))
-        what += f", before it {settings.top} short ones"
+        what += f", after {settings.top} short trainings"
     return Stage("retraining", what, steps * pace.retrain_step, images)
 
 
@@ -140,7 +169,7 @@ def _export(data: Data, pace: Pace, networks: int) -> Stage:
 
 
 def job_table(config: Config, found: Estimate) -> Table:
-    """The plan that `run` prints before it starts."""
+    """Return the plan that `run` prints before it starts."""
     space = config.space
     title = f"Plan: {space.name} at {space.image_size} px, on {found.machine}"
     table = Table(title=title, title_justify="left", show_footer=True)
@@ -156,11 +185,11 @@ def job_table(config: Config, found: Estimate) -> Table:
         table.add_column(name, justify="right", footer=count(total))
     for stage in found.stages:
         images = (stage.optimization_images, stage.evaluation_images, stage.corrected_images)
-        told = [count(number) if number else "" for number in images]
-        table.add_row(stage.name, stage.what, duration(stage.seconds), *told)
-    stops = config.train.stopping and make_sampler(config.train.sampler).filters
+        counts = [count(number) if number else "" for number in images]
+        table.add_row(stage.name, stage.what, duration(stage.seconds), *counts)
+    stops = config.train.stopping and stops_early(config.train.sampler)
     early = "; the supernet may stop earlier" if stops else ""
-    table.caption = f"estimated from {found.pace.measuring:.0f} s of measuring on this machine{early}"
+    table.caption = f"estimated from a measurement of {found.pace.measuring:.0f} s on this machine{early}"
     return table
 
 
@@ -184,17 +213,17 @@ def fit_hours(
     keep: Collection[str] = (),
     pace: Pace | None = None,
 ) -> tuple[Config, list[str]]:
-    """The settings with epochs and searched paths such that the whole job takes about nine tenths of these hours, and
-    what was changed. Settings named in `keep` (dotted) stay as they are. The pace is measured if it is not given.
+    """Return settings with which the whole job takes about nine tenths of the given hours, and a list of the changes.
 
-    Supernet and retraining become longer (at most 3 times) or shorter (at most 10 times) together. A search that would
-    take more than its share becomes shorter first.
+    The epochs of supernet and retraining are scaled together, by at most 3 and at least a tenth. A search that would
+    take more than its share is shortened first. Settings named in `keep` (dotted) are not changed. The pace is measured
+    unless it is given.
     """
     if not (hours > 0 and math.isfinite(hours)):
-        raise GreedyNASError(f"--hours takes a positive number, got {hours:g}")
+        raise GreedyNASError(f"--hours must be a positive number, got {hours:g}")
     pace = pace or measure_pace(config, data, device, budget)
     machine, allowed = machine_name(device), (1 - SLACK) * 3600 * hours
-    supernet, search, retraining, _ = predict(config, data, pace, machine, networks).stages
+    supernet, search, retraining, _ = predict(config, data, pace, machine, networks).stages[-4:]
     ratio = supernet.seconds / retraining.seconds
 
     def seconds(candidate: Config) -> float:
@@ -209,10 +238,10 @@ def fit_hours(
     shortest = scale(searched, 1 / SHORTER)
     if seconds(shortest) > allowed:
         raise GreedyNASError(
-            f"{hours:g} hours are too short for this data on {machine}: it takes at least --hours "
+            f"{hours:g} hours are too short for this data on {machine}: the job takes at least --hours "
             f"{_rounded_up(seconds(shortest) / (1 - SLACK) / 3600)} for "
             f"{', '.join(f'{stage.name} {stage.what}' for stage in predict(shortest, data, pace, machine).stages[:3])}; "
-            "or use fewer images, or a smaller image_size"
+            "allow that time, or use fewer images or a smaller image_size"
         )
     low, high = 1 / SHORTER, float(LONGER)
     if seconds(scale(searched, high)) <= allowed:
@@ -221,37 +250,48 @@ def fit_hours(
         middle = (low + high) / 2
         low, high = (middle, high) if seconds(scale(searched, middle)) <= allowed else (low, middle)
     fitted = scale(searched, low)
-    told = f"the whole job is estimated at {duration(seconds(fitted))} of the {duration(3600 * hours)} given"
+    outcome = f"the whole job is estimated at {duration(seconds(fitted))} of the given {duration(3600 * hours)}"
     if low == LONGER:
-        told += f"; nothing is trained for more than {LONGER} times the epochs of the preset"
-    return fitted, [*_changes(config, fitted), told]
+        outcome += f"; no stage is trained for more than {LONGER} times the epochs of the preset"
+    return fitted, [*_changes(config, fitted), outcome]
+
+
+def share_of_epochs(config: Config, data: Data, pace: Pace, hours: float, networks: int = 1) -> float:
+    """Return roughly what share of the epochs of all trainings fits into the given hours, with the shortest search."""
+    stages = predict(shorter_search(config, 0), data, pace, "", networks).stages
+    trained = sum(stage.seconds for stage in stages if stage.optimization_images)
+    rest = sum(stage.seconds for stage in stages) - trained
+    return max((1 - SLACK) * 3600 * hours - rest, 0.0) / trained
 
 
 def _eased(factor: float, other: float) -> float:
-    """A part that is short beside the other one is not shortened with it before it takes a third as long."""
+    """Return the factor for a stage, which is spared while it takes less than a third of the other stage's time."""
     return max(factor, min(1.0, factor * other / 3))
 
 
 def scaled(config: Config, supernet: float, retraining: float, keep: Collection[str] = ()) -> Config:
-    """The settings with so many times the epochs, at least one, and what is counted in their steps."""
+    """Return the settings with scaled epochs (at least one), and with pool and warm-up scaled accordingly."""
     train, retrain = config.train, config.retrain
     epochs = train.max_epochs if "train.max_epochs" in keep else max(1, int(train.max_epochs * supernet))
     share = epochs / train.max_epochs
     changes: dict[str, Any] = {"max_epochs": epochs}
     if isinstance(train.warmup, int) and "train.warmup" not in keep:
         changes["warmup"] = round(train.warmup * share)
-    if share < 1 and "train.pool_size" not in keep:  # a larger one would not fill up
+    if share < 1 and "train.pool_size" not in keep:  # a larger pool would not fill up
         changes["pool_size"] = max(train.k, round(train.pool_size * share))
     trainings: dict[str, Any] = {}
     if "retrain.epochs" not in keep:
         trainings["epochs"] = max(1, int(make_recipe(retrain).epochs * retraining))
     if retrain.top_epochs is not None and "retrain.top_epochs" not in keep:
         trainings["top_epochs"] = max(1, int(retrain.top_epochs * retraining))
-    return _with(config, train=changes, retrain=trainings)
+    adapting = {}
+    if config.pretrained is not None and "adapt.epochs" not in keep:
+        adapting["epochs"] = max(1, int(make_recipe(config.adapt).epochs * retraining))
+    return _with(config, train=changes, retrain=trainings, adapt=adapting)
 
 
 def shorter_search(config: Config, share: float, keep: Collection[str] = ()) -> Config:
-    """The settings with at most this share of the searched paths: fewer generations, then a smaller population."""
+    """Return the settings with at most this share of the paths: fewer generations, then a smaller population."""
     search = config.search
     paths = max(int(search.population * search.generations * min(share, 1)), FEWEST_PATHS)
     changes = {}
@@ -263,7 +303,7 @@ def shorter_search(config: Config, share: float, keep: Collection[str] = ()) -> 
 
 
 def _with(config: Config, **sections: dict[str, Any]) -> Config:
-    """The settings with changes to sections, which need not be validated anew: only lengths differ."""
+    """Return the settings with changes to sections, without validation because only lengths change."""
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=changes) for name, changes in sections.items()}
     )
@@ -274,14 +314,14 @@ def _changes(old: Config, new: Config) -> list[str]:
     for key in LENGTHS:
         section, name = key.split(".")
         before, after = (getattr(getattr(config, section), name) for config in (old, new))
-        if key == "retrain.epochs":
-            before, after = make_recipe(old.retrain).epochs, make_recipe(new.retrain).epochs
+        if name == "epochs":
+            before, after = (make_recipe(getattr(config, section)).epochs for config in (old, new))
         if before != after:
             found.append(f"{key} {after:,} instead of {before:,}, as the time allows")
     return found
 
 
 def _rounded_up(hours: float) -> str:
-    """To two significant digits, so that it is enough."""
+    """Return the hours, rounded up to two significant digits."""
     digits = 1 - math.floor(math.log10(hours))
     return f"{math.ceil(hours * 10**digits) / 10**digits:g}"

@@ -1,4 +1,4 @@
-"""The whole job on one run directory: train, search, retrain, export, report. The same call again goes on where it stopped."""
+"""The whole job on one run directory: train, search, retrain, export, report. Repeating a call resumes the job."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,21 +13,25 @@ from greedynas.data.datasets import Data
 from greedynas.greedy.searchers.task import make_task
 from greedynas.jobs.estimates import estimate, job_table
 from greedynas.jobs.machine_speed import known_pace
-from greedynas.models.pretrained import cached_weights
+from greedynas.models.bases.weights import cached_weights
 from greedynas.reporting import check_packages
+from greedynas.rundir.callbacks import make_callbacks
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
+from greedynas.runtime.files import write_json
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.rng import stream
 from greedynas.runtime.text import logger
 from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget, Limits, parse_limits, without_latency
-from greedynas.spaces.latency import load_latency_table
+from greedynas.spaces.latency import load_latency_table, refuse_sizes
 from greedynas.spaces.space import Space
-from greedynas.stages.export import export_stage, report_export
+from greedynas.stages.adapt import refuse_wrong_weights
+from greedynas.stages.export import export_stage
+from greedynas.stages.export_report import report_export
 from greedynas.stages.network_choice import RANDOM
 from greedynas.stages.retrain import find_teacher, print_caveats, report_retraining, retrain_stage
-from greedynas.stages.run import read_data
+from greedynas.stages.run import read_data, read_run_config
 from greedynas.stages.search import make_requests, search_stage
 from greedynas.stages.search_summary import report_searches
 from greedynas.stages.train import report_training, train_stage
@@ -35,7 +39,7 @@ from greedynas.stages.train import report_training, train_stage
 
 @dataclass(frozen=True)
 class Baseline:
-    """A pretrained timm network to stand beside the found one."""
+    """A pretrained timm network to compare the found one with."""
 
     name: str
     weights: str = "cache"  # or a file
@@ -52,23 +56,29 @@ def run_job(
     with_random: bool = False,
     data: Data | None = None,
 ) -> dict[str, Any]:
-    """Run every stage that is not finished yet; return what was found.
+    """Run every stage that is not finished yet, and return the found networks and the report.
 
-    `with_random` also trains a random network within each budget as the found one is trained, to see what the search was
-    worth.
+    `with_random` also trains a random network within each budget, in the same way as the found one, to measure what the
+    search gained.
     """
     device = choose_device(config.device)
-    data = data or read_data(config, device, folder)
+    if (folder / "config.yaml").is_file():
+        ranks.on_first(lambda: read_run_config(folder).name)  # what cannot go on is refused before anything is measured
+    if data is None:
+        with console.status("reading the images"):
+            data = read_data(config, device, folder)
     space = config.space.adapt(num_classes=len(data.class_names))
     budgets = parse_limits(limits)
     refuse_early(space, budgets, latency_table, baseline)
-    if config.retrain.teacher is not None:
+    ranks.on_first(lambda: refuse_wrong_weights(config, data, folder))
+    adapted = None if config.pretrained is None else config.pretrained[0]
+    if config.retrain.teacher is not None and config.retrain.teacher != adapted:
         find_teacher(folder, config.retrain.teacher)
     ranks.on_first(lambda: show_plan(config, folder, data, device, budgets, console, with_random))
     report_training(train_stage(config, folder, console, data, show_plan=False), console)
     if any("latency_ms" in budget.limits() for budget in budgets) and latency_table is None:
         latency_table = Path(ranks.on_first(lambda: str(table_of_this_machine(space, folder, console))))
-    requests = make_requests(folder, limits, "evolution", (), True, None, [], None, config.search)
+    requests = make_requests(folder, limits, None, (), True, None, [], None, config.search)
     report_searches(search_stage(folder, requests, latency_table, console, data), folder, False, console)
     models = []
     for request in requests:
@@ -84,17 +94,20 @@ def run_job(
         export = partial(export_stage, folder, console, model=request.name, data=data)
         report_export(ranks.on_first(export), folder, console)
     report = ranks.on_first(lambda: write_report(folder, console))
-    told = {"report": report["report"], "worth": report["worth"]}
-    return {"run": str(folder), "models": models, "random": rivals, **told}
+    if report["report"] is not None and ranks.is_first():
+        for callback in make_callbacks(config.callbacks):
+            callback.report(folder, Path(report["report"]))
+    written = {"report": report["report"], "worth": report["worth"]}
+    return {"run": str(folder), "models": models, "random": rivals, **written}
 
 
 def write_report(folder: Path, console: Console) -> dict[str, Any]:
-    """Write the report. Where a package for it is missing, say in one line how to get it: everything else is done."""
+    """Write the report, or print how to install a package that is missing for it instead of failing after all work."""
     try:
         check_packages()
     except GreedyNASError as error:
-        told = f"No report was written: {error} && greedynas report {folder}"
-        console.print(told, highlight=False, markup=False, soft_wrap=True)  # the command is copied whole
+        message = f"No report was written: {error} && greedynas report {folder}"
+        console.print(message, highlight=False, markup=False, soft_wrap=True)  # unbroken, so that it can be copied
         return {"report": None, "worth": None}
     from greedynas.reporting.report import report_stage
 
@@ -104,8 +117,8 @@ def write_report(folder: Path, console: Console) -> dict[str, Any]:
 def train_random(
     config: Config, folder: Path, searches: list[str], data: Data, console: Console
 ) -> list[dict[str, Any]]:
-    """Train one random network within the budget of each search; a run with several searches names them apart."""
-    settings = config.retrain.model_copy(update={"top": 1})  # nothing was found that could be chosen from
+    """Train a random network within the budget of each search, named after the search if there are several."""
+    settings = config.retrain.model_copy(update={"top": 1})  # there are no found networks to choose from
     rivals = []
     for search in searches:
         name = RANDOM if len(searches) == 1 else f"{RANDOM}-{search}"
@@ -125,16 +138,22 @@ def show_plan(
     console: Console,
     with_random: bool = False,
 ) -> None:
-    """What a job that has not been finished will take."""
+    """Print the plan of a job that is not finished yet."""
     if not (folder / "report.html").exists():
         priced = without_latency(budgets)
         pace = known_pace(config, data, device, priced[0])
         rivals = len(priced) if with_random else 0
-        console.print(job_table(config, estimate(config, data, device, priced[0], len(priced), pace, rivals)))
+        found = estimate(config, data, device, priced[0], len(priced), pace, rivals)
+        console.print(job_table(config, found))
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "plan.json", found.to_json())  # for the live page, which compares it with what happens
 
 
 def refuse_early(space: Space, budgets: list[Budget], latency_table: Path | None, baseline: Baseline | None) -> None:
-    """What would fail after hours of training fails before: a budget that no network keeps, a baseline without weights."""
+    """Refuse at once what would fail after hours: a budget that no network keeps, or a baseline without weights."""
+    if any("latency_ms" in budget.limits() for budget in budgets):
+        refuse_sizes(space)
     table = None if latency_table is None else load_latency_table(latency_table)
     for budget in budgets if table is not None else without_latency(budgets):
         make_task(space, budget, (), None if table is None else table.cost_table(space)).sample(1, stream(0, "check"))
@@ -143,7 +162,7 @@ def refuse_early(space: Space, budgets: list[Budget], latency_table: Path | None
 
 
 def table_of_this_machine(space: Space, folder: Path, console: Console) -> Path:
-    """A latency limit without a table means this machine: measured once, kept in the run."""
+    """Return the run's latency table of this machine, which is measured if it does not exist yet."""
     file = folder / "latency.json"
     if not file.exists():
         from greedynas.deploy.latency_measurement import measure_latency, show_progress
@@ -155,8 +174,8 @@ def table_of_this_machine(space: Space, folder: Path, console: Console) -> Path:
 
 
 def report_job(result: dict[str, Any], console: Console) -> None:
-    """What was found, and how to use it."""
-    folder, alone = result["run"], result["worth"] is None  # then nothing says what the search was worth
+    """Print which networks were found, and how to use them."""
+    folder, alone = result["run"], result["worth"] is None  # without a comparison to a random network
     for model in result["models"]:
         withheld = model.get("test_withheld", False)
         found = "a network" if withheld else f"{model['test_top1']:.2%} top-1 on the test set"
@@ -183,4 +202,4 @@ def report_job(result: dict[str, Any], console: Console) -> None:
         *([f"Compare   greedynas retrain {folder} --arch random && greedynas report {folder}"] if alone else []),
     )
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)  # commands are copied whole
+        console.print(line, highlight=False, markup=False, soft_wrap=True)  # unbroken, so that it can be copied

@@ -1,4 +1,4 @@
-"""How quick this machine is at a job: a few seconds of the real work on copies, nothing of which a run sees afterwards."""
+"""The speed of this machine at a job, measured by a few seconds of the real work, which leaves no trace in a run."""
 
 import statistics
 import time
@@ -18,6 +18,8 @@ from greedynas.gpu.recording import worth_recording
 from greedynas.greedy.evaluation import evaluate_paths
 from greedynas.greedy.steps import TrainingStep, supernet_optimizer
 from greedynas.models.batchnorm import calibrates
+from greedynas.models.losses import teacher_logits
+from greedynas.models.model_file import make_network
 from greedynas.models.network import build_network
 from greedynas.models.supernet import Supernet
 from greedynas.runtime.devices import autocast, full_precision
@@ -28,30 +30,35 @@ from greedynas.settings.schema import Config
 from greedynas.spaces.budget import Budget
 from greedynas.spaces.costs import IntArray, tree_cost
 from greedynas.spaces.space import Space
+from greedynas.stages.network_choice import Target, make_card
 from greedynas.stages.recipes import make_optimizer, make_recipe
 from greedynas.stages.run import choose_precisions, supernet_of
 
-PATIENCE = 0.5  # seconds for one repetition of a part; what would take longer is done with fewer images
-DECODED = 64  # different images that are decoded for it
-SPREAD = 4  # paths of different costs that stand for all
-FOUND = 0.9  # the cost of a found network among those within the budget, as a quantile: the best are seldom cheap
+PATIENCE = 0.5  # seconds for one repetition of a part; longer work is measured with fewer images
+DECODED = 64  # different images that are decoded for the measurement
+SPREAD = 4  # paths of different costs that represent all paths
+FOUND = 0.9  # assumed cost of a found network, as a quantile within the budget: the best networks are seldom cheap
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of each part."""
+    """The seconds that each part of a job takes."""
 
     step: float  # an update of the supernet by one path
-    waiting: float  # for the images of an update
+    waiting: float  # the wait for the images of an update
     filtering: float  # m paths on the filter images
-    evaluation: float  # a searched path on all validation images, of which others share a part
-    retrain_step: float  # an update of a found network, with its images
+    evaluation: float  # a searched path on all validation images, in a population with shared prefixes
+    retrain_step: float  # an update of a found network, with loading of its images
     classification: float  # an image by a found network on the CPU, as exported files are tested
-    measuring: float  # that it took to find this out
+    measuring: float  # the measurement itself
+    adapt_step: float = 0.0  # an update of the pretrained base, with loading of its images; 0 without one
 
 
 def measure_pace(config: Config, data: Data, device: torch.device, budget: Budget | None = None) -> Pace:
-    """Do a little of everything, with images of the run and fresh weights. A latency limit is not looked at."""
+    """Measure every part of a job for a moment, with images of the run and fresh weights, and return the pace.
+
+    A latency limit in the budget is ignored.
+    """
     start = time.perf_counter()
     space = config.space.adapt(num_classes=len(data.class_names))
     budget = None if budget is None else budget.model_copy(update={"max_latency_ms": None, "min_latency_ms": None})
@@ -66,6 +73,7 @@ def measure_pace(config: Config, data: Data, device: torch.device, budget: Budge
             filtering=_filtering(config, net, data, eval_precision),
             evaluation=_evaluation(config, net, data, budget, eval_precision),
             retrain_step=_retrain_step(config, space, data, budget, device, precision),
+            adapt_step=_adapt_step(config, data, device, precision),
             classification=_classification(config, space, data, budget),
             measuring=time.perf_counter() - start,
         )
@@ -75,12 +83,15 @@ _known: dict[str, Pace] = {}
 
 
 def known_pace(config: Config, data: Data, device: torch.device, budget: Budget | None = None) -> Pace:
-    """The same, measured once in this process for settings that differ in lengths alone: `--hours` asks for it, and then
-    the plan of what it chose."""
+    """Return the pace, measured once per process for settings that differ only in lengths.
+
+    Both `--hours` and the plan of the settings that it chose need it.
+    """
     lengths = {
         "train": {"max_epochs", "warmup", "pool_size"},
         "search": {"generations", "population"},
         "retrain": {"epochs", "top_epochs"},
+        "adapt": {"epochs", "top_epochs"},
     }
     settings = config.model_dump_json(exclude={"asked": True, "reasons": True, **lengths})
     limits = None if budget is None else budget.model_dump_json()
@@ -94,15 +105,17 @@ def _step(config: Config, net: Supernet, data: Data, size: int, precision: str) 
     images, labels = _some(data.train, size)
     net.train()
     optimizer = supernet_optimizer(net, config.train)
-    paths = _spread(net.space, None, config.seed)
+    paths = _spread(net.space, config.train.limits, config.seed)
 
-    step = TrainingStep(net, optimizer, config.train, data.class_weights, precision)
+    teacher = None if config.pretrained is None else _pretrained(config, data, images.device)
+    eval_precision = choose_precisions(config, images.device)[1]
+    step = TrainingStep(net, optimizer, config.train, data.class_weights, precision, teacher, eval_precision)
 
     def work(n: int) -> None:
         for path in paths:
             step(images[:n], labels[:n], [tuple(path)], 1e-3)
 
-    if worth_recording(images):  # for one size of batch, and quick with all of it
+    if worth_recording(images):  # a recording is for one batch size, and fast with a whole batch
         work(size)
         return statistics.median(_clock(work, size, images.device, warm=True) for _ in range(3)) / len(paths)
     return _seconds(work, size, images.device) / len(paths)
@@ -113,7 +126,7 @@ def _filtering(config: Config, net: Supernet, data: Data, precision: str) -> flo
     size = min(settings.filter_images, len(data.val))
     images, labels = _some(data.val, size)
     sampled = settings.m if settings.filtering else settings.k
-    paths = list(net.space.sample(sampled, stream(config.seed, "pace of filtering")))
+    paths = list(net.space.sample(sampled, stream(config.seed, "pace of filtering"), settings.limits))
     calibration, extra = None, 0
     if calibrates(settings.bn):
         extra = min(settings.calibration_images, len(data.train))
@@ -130,7 +143,7 @@ def _filtering(config: Config, net: Supernet, data: Data, precision: str) -> flo
 
 
 def _evaluation(config: Config, net: Supernet, data: Data, budget: Budget | None, precision: str) -> float:
-    """Of a few paths that share little; a population shares more of its first layers."""
+    """Return the seconds per path of a population, measured on a few paths and scaled by the layers that are shared."""
     settings = config.search
     chunk = min(settings.bn_images, len(data.val))
     images, labels = _some(data.val, chunk)
@@ -159,8 +172,12 @@ def _retrain_step(
     network = _found(config, space, budget, recipe.dropout)
     network.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimizer = make_optimizer(network, recipe)
+    taught = config.pretrained is not None and config.retrain.teacher == config.pretrained[0]
+    teacher = _pretrained(config, data, device) if taught else None
 
     def work(n: int) -> None:
+        if teacher is not None:
+            teacher_logits(teacher, images[:n], choose_precisions(config, device)[1])
         with seeded_generators(config.seed, "pace", device=device), autocast(device, precision):
             logits = network(images[:n])
         optimizer.zero_grad(set_to_none=True)
@@ -169,6 +186,35 @@ def _retrain_step(
 
     step = _seconds(work, size, device)
     return step + _waiting(everything, size, step, device) + _augmenting(everything, size, recipe)
+
+
+def _pretrained(config: Config, data: Data, device: torch.device) -> nn.Module:
+    """Return the pretrained network of a run, with fresh weights, in evaluation mode."""
+    assert config.pretrained is not None  # which the callers have checked
+    name, model = config.pretrained
+    network = make_network(make_card(Target(name, timm=model), data))
+    return network.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore[call-overload]
+
+
+def _adapt_step(config: Config, data: Data, device: torch.device, precision: str) -> float:
+    """Return the seconds of an update of the pretrained network, with loading of its images; 0 if there is none."""
+    if config.pretrained is None:
+        return 0.0
+    recipe = make_recipe(config.adapt)
+    size = min(recipe.batch_size, len(data.train))
+    images, labels = _some(data.train, size)
+    network = _pretrained(config, data, device).train().requires_grad_(True)
+    optimizer = make_optimizer(network, recipe)
+
+    def work(n: int) -> None:
+        with autocast(device, precision):
+            logits = network(images[:n])
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(full_precision(logits), labels[:n]).backward()
+        optimizer.step()
+
+    step = _seconds(work, size, device)
+    return step + _waiting(data.train, size, step, device)
 
 
 def _classification(config: Config, space: Space, data: Data, budget: Budget | None) -> float:
@@ -183,8 +229,8 @@ def _classification(config: Config, space: Space, data: Data, budget: Budget | N
 
 
 def _found(config: Config, space: Space, budget: Budget | None, dropout: float = 0.0) -> nn.Module:
-    """A network as a search might find it, with fresh weights."""
-    path = _by_cost(space, budget, config.seed, np.array([FOUND]))[0]
+    """Return a network such as a search might find, with fresh weights."""
+    path = tuple(_by_cost(space, budget, config.seed, np.array([FOUND]))[0].tolist())
     return build_network(path, space, dropout=dropout, generator=torch_stream(config.seed, "pace"))
 
 
@@ -192,7 +238,7 @@ def _found(config: Config, space: Space, budget: Budget | None, dropout: float =
 
 
 def _some(images: ImageSet, count: int) -> tuple[Tensor, Tensor]:
-    """So many images without augmentation, a few of them over and over where they must be decoded first."""
+    """Return `count` images without augmentation; images that must be decoded first are repeated."""
     different = min(count, len(images) if images.in_memory else min(DECODED, len(images)))
     rows = np.arange(count) % max(different, 1)
     batch, labels = images.eval_batch(np.arange(different))
@@ -200,7 +246,7 @@ def _some(images: ImageSet, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _waiting(images: ImageSet, size: int, step: float, device: torch.device) -> float:
-    """What an update waits for its images: while a GPU computes, worker processes decode the next ones."""
+    """Return the seconds that an update waits for its images; worker processes decode while a GPU computes."""
     if not images.in_memory:
         return max(_decoding(images, size) - (step if device.type == "cuda" else 0.0), 0.0)
     plain = images.seen(randaugment=None, erasing=0.0)
@@ -216,7 +262,7 @@ def _waiting(images: ImageSet, size: int, step: float, device: torch.device) -> 
 
 
 def _decoding(images: ImageSet, count: int) -> float:
-    """Seconds for so many images of a set that is not in memory, as its workers share them."""
+    """Return the seconds for decoding `count` images by all workers, or 0 for a set in memory."""
     if images.in_memory or count == 0:
         return 0.0
     some = min(DECODED, len(images), count)
@@ -227,7 +273,7 @@ def _decoding(images: ImageSet, count: int) -> float:
 
 
 def _augmenting(images: ImageSet, size: int, recipe: ResolvedRecipe) -> float:
-    """RandAugment and erasing go image by image, in worker processes where there are enough images."""
+    """Return the seconds for RandAugment and erasing of a batch, which workers share if there are enough images."""
     if recipe.randaugment is None and recipe.erasing == 0:
         return 0.0
     some = min(16, len(images))
@@ -243,7 +289,7 @@ def _augmenting(images: ImageSet, size: int, recipe: ResolvedRecipe) -> float:
 
 
 def _spread(space: Space, budget: Budget | None, seed: int) -> IntArray:
-    """A few paths whose mean cost is that of all, from cheap to dear."""
+    """Return a few paths from cheap to expensive, whose mean cost is that of all paths within the budget."""
     return _by_cost(space, budget, seed, (np.arange(SPREAD) + 0.5) / SPREAD)
 
 
@@ -254,7 +300,10 @@ def _by_cost(space: Space, budget: Budget | None, seed: int, quantiles: np.ndarr
 
 
 def tree_macs(space: Space, paths: IntArray) -> int:
-    """Multiply-adds of paths that are evaluated together, each shared prefix once."""
+    """Return the multiply-adds of paths that are evaluated together, with each shared prefix counted once."""
+    if space.sizes:
+        groups = [(space.adapt(image_size=size), paths[paths[:, 0] == i, 1:]) for i, size in enumerate(space.sizes)]
+        return sum(tree_macs(at_size, group) for at_size, group in groups if len(group))
     stem = sum(layer.cost(layer.ops[0]).macs for layer in space.stem_layers)
     return tree_cost(space.cost_tables["macs"], stem, paths)
 
@@ -263,7 +312,7 @@ def tree_macs(space: Space, paths: IntArray) -> int:
 
 
 def _seconds(work: Callable[[int], None], size: int, device: torch.device) -> float:
-    """What `work` takes with `size` images, from as many of them as there is patience for. A GPU is quick with all."""
+    """Return the seconds of `work` with `size` images, extrapolated on a CPU from as many images as PATIENCE allows."""
     n = size if device.type == "cuda" else min(size, 8)
     taken, slope = _clock(work, n, device, warm=True), 0.0
     while n < size and taken < PATIENCE:
@@ -275,12 +324,12 @@ def _seconds(work: Callable[[int], None], size: int, device: torch.device) -> fl
     while len(times) < 3 and sum(times) + taken < 2 * PATIENCE:
         times.append(_clock(work, n, device))
     taken = statistics.median(times)
-    # The rest in proportion, or a little less: a part of the time does not depend on the images.
+    # The rest is extrapolated in proportion or a little less: a part of the time does not depend on the images.
     return taken + (size - n) * min(max(slope, 0.5 * taken / n), taken / n)
 
 
 def _clock(work: Callable[[int], None], n: int, device: torch.device, warm: bool = False) -> float:
-    """One call; with `warm` after another one, in which kernels are chosen and compiled."""
+    """Return the seconds of one call; with `warm`, another call before it chooses and compiles the kernels."""
     if warm:
         work(n)
-    return max(seconds(lambda: work(n), device), 1e-9)  # a clock may stand still
+    return max(seconds(lambda: work(n), device), 1e-9)  # a coarse clock may show no difference

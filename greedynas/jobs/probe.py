@@ -1,6 +1,7 @@
-"""A look at somebody's images before anything is decided: how many there are, of which classes and sizes, grey or not.
+"""A first look at a user's images: their number, classes and sizes, and whether they are grey.
 
-Only the headers of a sample are read, and a few images of it are decoded: a million files take no longer than a thousand.
+Only the headers of a sample are read and a few of its images decoded, so a million files take no longer than a
+thousand.
 """
 
 from dataclasses import dataclass
@@ -14,41 +15,41 @@ from greedynas.data.transforms import reason, square
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.rng import stream
 
-HEADERS = 256  # images whose sizes are looked at
-DECODED = 32  # of them, to see whether they have colours
-COLOUR = 2.0  # mean difference of an image's channels, of 255: what compression leaves of grey is less
+HEADERS = 256  # images whose sizes are read
+DECODED = 32  # images that are decoded to see whether they have colours
+COLOUR = 2.0  # mean difference between channels, of 255, of a colour image; compressed grey images stay below it
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen."""
+    """The facts about a user's images."""
 
-    images: int  # of the training set, with what will be held out of it
+    images: int  # of the training set, before images are held out
     class_names: tuple[str, ...]
     fewest: int  # images of the smallest class
     most: int
-    own_val: int | None  # images of a validation set that the source brings along
+    own_val: int | None  # size of the source's own validation set, if it has one
     own_test: bool
     looked_at: int
-    side: int | None  # median of the shorter sides; None: known only after reading everything
+    side: int | None  # median of the shorter sides; None if it is unknown until all images are read
     grey: bool
 
     @property
     def classes(self) -> int:
         return len(self.class_names)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         sizes = "sizes unknown" if self.side is None else f"half of them at least {self.side} px on the shorter side"
         balance = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
         return (
             f"{self.images:,} {'grey' if self.grey else 'colour'} images in {self.classes:,} classes ({balance} each), "
-            f"{sizes} ({self.looked_at:,} looked at)"
+            f"{sizes} ({self.looked_at:,} examined)"
         )
 
 
 def look_at(settings: DataSettings, seed: int) -> Look:
-    """Look at what `settings.source` names. The same source and seed give the same look."""
+    """Return the facts about the images of `settings.source`, the same for the same source and seed."""
     if not settings.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
     small = InMemory(side=32, channels=3, max_bytes=4 * 10**9, refuse_unreadable=False)
@@ -57,13 +58,13 @@ def look_at(settings: DataSettings, seed: int) -> Look:
     labels, counts = np.unique(source.labels, return_counts=True)
     if len(labels) < 2:
         raise GreedyNASError(
-            f"at least two classes are needed, {settings.source} has only {', '.join(source.class_names) or 'none'}"
+            f"at least two classes are needed, but {settings.source} has only {', '.join(source.class_names) or 'none'}"
         )
     rows = stream(seed, "look").permutation(len(source))[:HEADERS].tolist()
     headers = [(row, *header) for row in rows if (header := _header(source, row)) is not None]
     if not headers:
         raise GreedyNASError(
-            f"none of {len(rows)} images of {settings.source} can be read, such as {source.name(rows[0])}"
+            f"none of {len(rows)} images of {settings.source} can be read; one of them is {source.name(rows[0])}"
         )
     resized = isinstance(source, Arrays) and source.originals is not None
     maybe = [row for row, _, mode in headers if mode not in GREY_MODES and not mode.startswith("I;")]
@@ -82,17 +83,17 @@ def look_at(settings: DataSettings, seed: int) -> Look:
 
 
 def _header(source: Source, row: int) -> tuple[int, str] | None:
-    """The shorter side of an image and its mode; None if it is no image."""
+    """Return the shorter side and the mode of an image, or None if the file is not an image."""
     try:
         with source.image(row) as image:
             return min(image.size), image.mode
     except Exception as error:
-        reason(error)  # raises what is the machine's fault
+        reason(error)  # raises errors that the machine causes
         return None
 
 
 def _has_colour(source: Source, row: int) -> bool | None:
-    """Grey images are often stored as RGB; None if it cannot be decoded."""
+    """Return whether an image has colours, since grey images are often stored as RGB; None if it cannot be decoded."""
     try:
         with source.image(row) as image:
             pixels = square(image, 3, 32).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Tables of words and numbers, for a page and for a terminal alike."""
+"""Tables of text and numbers, for pages and terminals."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. Columns after the first are numbers unless they are named in `words`."""
+    """A table whose cells are text. Columns after the first hold numbers unless they are named in `words`."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -19,14 +19,14 @@ class Table:
 
 
 def make_table(columns: dict[str, list[str]], words: set[str] | None = None, **more: object) -> Table:
-    """From columns; those without a single value are left out."""
+    """Return a table of the given columns, without columns that have no value."""
     kept = {name: values for name, values in columns.items() if any(values)}
     rows = [[value or "–" for value in row] for row in zip(*kept.values(), strict=True)]
     return Table(list(kept), rows, frozenset(words or ()), **more)  # type: ignore[arg-type]
 
 
 def rich_table(table: Table) -> RichTable:
-    """The same on a terminal."""
+    """Return a table in the form that a terminal prints."""
     result = RichTable(title=Text(table.title), title_justify="left", caption=table.note and Text(table.note))
     for i, column in enumerate(table.columns):
         result.add_column(Text(column), justify="left" if i == 0 or column in table.words else "right")

@@ -1,4 +1,4 @@
-"""What a run directory holds so far, read and checked for the report. What is malformed is one line that names the file."""
+"""The content of a run directory, read and checked for the report; an error names the malformed file in one line."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ from greedynas.rundir.schemas import (
 )
 from greedynas.runtime.errors import GreedyNASError, first_problem
 from greedynas.runtime.files import read_bytes
+from greedynas.runtime.text import clean, percent
 from greedynas.runtime.yaml_files import read_yaml
 from greedynas.settings.schema import Config
 from greedynas.spaces.latency import LatencyTable, load_latency_table
@@ -46,17 +47,22 @@ class Training:
 
 @dataclass(frozen=True)
 class Model:
-    """A folder under models/."""
+    """A trained or untrained network: a folder in models/."""
 
     name: str
     arch: Arch
-    space: Space | None  # of its path; None for timm models and for spaces that are not known here
+    space: Space | None  # of its path; None for timm models and for unknown spaces
     steps: tuple[Step, ...]  # of retraining
     epochs: tuple[RetrainEpoch, ...]
     test: Tested | None = None
     export: Exported | None = None
-    top: tuple[Candidate, ...] = ()  # the networks that it was chosen from after short trainings
-    asked: Asked | None = None  # how it was to be trained
+    top: tuple[Candidate, ...] = ()  # the candidates of its short trainings
+    asked: Asked | None = None  # the requested training
+
+    def __repr__(self) -> str:  # without every step of its training
+        what = " ".join(self.arch.ops) or self.arch.timm or "unknown ops"
+        tested = "untrained" if self.test is None else "withheld" if self.test.withheld else percent(self.test.top1)
+        return clean(f"Model({self.name!r}, {what}, {tested})")
 
 
 @dataclass(frozen=True)
@@ -70,25 +76,34 @@ class Facts:
     training: Training | None
     pool: tuple[PoolEntry, ...]
     searches: tuple[Search, ...]
-    networks: dict[str, int]  # by search: how many distinct ones it evaluated
+    networks: dict[str, int]  # number of distinct networks that each search evaluated
     models: tuple[Model, ...]
-    chosen: Model | None  # the one at the top of the run
-    latency: LatencyTable | None  # of the machine that the run was on
+    chosen: Model | None  # the network at the top of the run
+    latency: LatencyTable | None  # of the machine of the run
 
     @property
     def space(self) -> Space:
         return self.config.space
 
+    @property
+    def seconds(self) -> float | None:
+        """The seconds of all trainings and searches of the run together, or None if none is known."""
+        known = [one.seconds for one in self.searches]
+        known += [model.test.seconds for model in self.models if model.test is not None]
+        known += [self.training.steps[-1].seconds] if self.training is not None and self.training.steps else []
+        found = [seconds for seconds in known if seconds is not None]
+        return sum(found) if found else None
+
     def path_of(self, search: Search) -> tuple[int, ...] | None:
-        """Of the network that a search led to; short trainings may have preferred another than the search."""
+        """Return the path of the network that a search led to, which short trainings may have chosen instead of it."""
         model = next((model for model in self.models if model.name == search.name), None)
         arch = model.arch if model is not None else search.chosen
         return arch.path if arch is not None else None
 
     def search_of(self, model: Model | None) -> Search | None:
-        """The search that found a model: the one of its name, or, of a model by another name, one that chose its path."""
+        """Return the search that found a model: the one of the same name, or else one that chose the same path."""
         if model is None or model.arch.within is not None:
-            return None  # a random network was not found, even if a search has found the same one
+            return None  # a random network counts as drawn, even if a search has found the same one
         by_name = [search for search in self.searches if search.name == model.name]
         same = [
             s for s in self.searches if s.chosen is not None and model.arch.path and s.chosen.path == model.arch.path
@@ -102,7 +117,7 @@ _KINDS: dict[str, type[Record]] = {"step": Step, "filter": Filtering, "epoch": E
 
 
 def read_facts(folder: Path) -> Facts:
-    """What is there; stages that were not run leave their part empty. Takes no lock: a running stage is not disturbed."""
+    """Read the facts of a run; stages that were not run are left empty. No lock is taken, so stages may be running."""
     config = read_run_config(folder)
     refuse_links(folder)
     file = folder / "config.yaml"
@@ -141,13 +156,13 @@ def _read_training(file: Path) -> Training | None:
 def _read_search(file: Path, space: Space) -> Search:
     search = _read(file, Search)
     if search.space != space.name:
-        raise GreedyNASError(f"{file} is a search of the space {search.space!r}, the run is one of {space.name!r}")
+        raise GreedyNASError(f"{file} is a search of the space {search.space!r}, but the run uses {space.name!r}")
     _check_paths([entry.path for entry in (*search.found, *search.front)], space, file)
     return search.model_copy(update={"name": file.parent.name})
 
 
 def _distinct(search: Search, space: Space) -> int:
-    """Paths that differ only in where identities stand are one network."""
+    """Count the distinct networks of a search; paths that differ only in the place of identities are one network."""
     return len({canonical(path, space) for path in {entry.path for entry in search.found}})
 
 
@@ -169,7 +184,7 @@ def _read_model(folder: Path, config: Config) -> Model:
 
 
 def _chosen(file: Path, config: Config, models: Sequence[Model]) -> Model | None:
-    """The model that the arch.json at the top stands for."""
+    """Return the model that the `arch.json` at the top of the run describes."""
     if not file.is_file():
         return None
     arch = _read(file, Arch)
@@ -180,7 +195,7 @@ def _chosen(file: Path, config: Config, models: Sequence[Model]) -> Model | None
 
 
 def _space_of(arch: Arch, config: Config, file: Path) -> Space | None:
-    """The space of a network, at the network's own image size and number of classes."""
+    """Return the space of a network, at its own image size and number of classes."""
     if arch.space is None or arch.path is None:
         return None
     known = {config.space.name: config.space}
@@ -190,7 +205,8 @@ def _space_of(arch: Arch, config: Config, file: Path) -> Space | None:
         return None
     try:
         channels = config.space.image_channels
-        space = known[arch.space].adapt(arch.num_classes, arch.image_size, image_channels=channels)
+        size = None if known[arch.space].sizes else arch.image_size  # else the path chooses its image size
+        space = known[arch.space].adapt(arch.num_classes, size, image_channels=channels)
     except GreedyNASError as error:
         raise GreedyNASError(f"{file}: {error}") from None
     _check_paths([arch.path, arch.canonical_path or arch.path], space, file)
@@ -200,7 +216,7 @@ def _space_of(arch: Arch, config: Config, file: Path) -> Space | None:
 def _check_paths(paths: Sequence[Sequence[int]], space: Space, file: Path) -> None:
     layers = len(space.layers)
     if wrong := next((path for path in paths if len(path) != layers), None):
-        raise GreedyNASError(f"{file}: a path of {space.name} has {layers} ops, one here has {len(wrong)}")
+        raise GreedyNASError(f"{file}: a path of {space.name} has {layers} ops, but one in the file has {len(wrong)}")
     try:
         space.check_paths(paths) if paths else None
     except GreedyNASError as error:
@@ -216,7 +232,7 @@ def _if_there(file: Path, kind: type[Validated]) -> Validated | None:
 
 
 def _lines(file: Path, kinds: dict[str, type[Record]]) -> Iterator[Record]:
-    """The records of a JSON-lines file. A last line without its end is still being written."""
+    """Yield the records of a JSON-lines file, except a last line without a line break, which is still being written."""
     if not file.is_file():
         return
     for number, line in enumerate(io.BytesIO(read_bytes(file)), start=1):
@@ -236,4 +252,4 @@ def _validated(where: str, validate: Any, data: bytes) -> Any:
     try:
         return validate(data)
     except ValidationError as error:
-        raise GreedyNASError(f"{where} is malformed: {first_problem(error)}; mend or remove it") from None
+        raise GreedyNASError(f"{where} is malformed: {first_problem(error)}; repair or remove it") from None

@@ -1,4 +1,4 @@
-"""The charts of trained networks: per-class accuracy, confusion, all models side by side, retraining."""
+"""The charts of trained networks: per-class accuracy, confusion, comparison of all models, retraining."""
 
 import math
 from collections.abc import Sequence
@@ -6,21 +6,31 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from greedynas.reporting.charts import BLUE, COLORSCALE, ORANGE, PALETTE, Chart, figure, loss_and_lr, shown
+from greedynas.reporting.charts import (
+    BLUE,
+    COLORSCALE,
+    ORANGE,
+    PALETTE,
+    Chart,
+    accuracy_chart,
+    figure,
+    loss_and_lr,
+    shown,
+)
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.worth import CHANCE
 from greedynas.rundir.schemas import Tested
 from greedynas.runtime.text import count, percent
 
-MAX_CLASSES = 40  # drawn one by one
-MAX_COUNTED = 12  # classes whose confusions are written into the cells
-LARGEST = 20  # confusions, where there are more classes than that
+MAX_CLASSES = 40  # of a complete chart
+MAX_COUNTED = 12  # classes up to which the counts are written into the cells
+LARGEST = 20  # confusions that are drawn if there are more classes than MAX_CLASSES
 MAX_MODELS = 12
 SYMBOLS = ("star", "circle", "diamond", "square", "triangle-up", "x", "triangle-down")
 
 
 def model_charts(facts: Facts) -> dict[str, Chart]:
-    """By name; those without data are left out."""
+    """Return the charts of trained networks by name, without those that have no data."""
     charts: dict[str, Chart | None] = {}
     test = facts.chosen.test if facts.chosen is not None else None
     if test is not None and not test.withheld:
@@ -28,6 +38,7 @@ def model_charts(facts: Facts) -> dict[str, Chart]:
         charts["confusion"] = _confusion(test) if len(test.class_names) <= MAX_CLASSES else _largest_confusions(test)
     charts["models"] = _models(facts)
     charts["retraining"] = _retraining([model for model in facts.models if model.steps][:MAX_MODELS])
+    charts["retraining_accuracy"] = _retraining_accuracy(facts.models)
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
@@ -56,20 +67,20 @@ def _per_class(test: Tested) -> Chart | None:
         bars,
         height=90 + 24 * len(ranked),
         bargap=0.25,
-        xaxis={"tickformat": ".0%", "range": [0, 1], "title": {"text": "share of the class named right"}},
+        xaxis={"tickformat": ".0%", "range": [0, 1], "title": {"text": "share of the class that is correct"}},
         yaxis={**_class_ticks(names), "autorange": "reversed"},
     )
     worst, best = min(known), max(known)
     label = (
-        f"Bar chart of accuracy by class, lowest first: {shown_plainly(test, worst)} is the lowest, "
-        f"{shown_plainly(test, best)} the highest."
+        f"Bar chart of accuracy by class, lowest first: {_class_and_accuracy(test, worst)} is the lowest, "
+        f"{_class_and_accuracy(test, best)} the highest."
     )
     rest = len(known) - len(ranked)
-    told = f"The {len(ranked)} classes with the lowest accuracy, of {len(known):,}." if rest else ""
-    return Chart(chart, label, told)
+    caption = f"The {len(ranked)} classes with the lowest accuracy, of {len(known):,}." if rest else ""
+    return Chart(chart, label, caption)
 
 
-def shown_plainly(test: Tested, entry: tuple[float, int]) -> str:
+def _class_and_accuracy(test: Tested, entry: tuple[float, int]) -> str:
     return f"{test.class_names[entry[1]]} ({percent(entry[0])})"
 
 
@@ -83,7 +94,7 @@ def _confusion(test: Tested) -> Chart:
         y=list(range(classes)),
         z=shares.round(4).tolist(),
         text=counts.tolist(),
-        customdata=_told_cells(names),
+        customdata=_cell_descriptions(names),
         hovertemplate="%{customdata}<br>%{text} images, %{z:.1%} of the class<extra></extra>",
         texttemplate="%{text}" if classes <= MAX_COUNTED else None,
         colorscale=COLORSCALE,
@@ -102,19 +113,19 @@ def _confusion(test: Tested) -> Chart:
     chart.update_xaxes(zeroline=False)
     chart.update_yaxes(zeroline=False)
     pairs = _pairs(test, 1)
-    told = f" The most common mistake: {_pair_told(test, pairs[0])}." if pairs else " There are no mistakes."
-    return Chart(chart, f"Confusion matrix of {classes} classes on {test.images:,} test images.{told}", told.strip())
+    worst = f" The most common mistake: {_describe_pair(test, pairs[0])}." if pairs else " There are no mistakes."
+    return Chart(chart, f"Confusion matrix of {classes} classes on {test.images:,} test images.{worst}", worst.strip())
 
 
-def _told_cells(names: Sequence[str]) -> list[list[str]]:
+def _cell_descriptions(names: Sequence[str]) -> list[list[str]]:
     return [
-        [f"{true}, named right" if i == j else f"{true}, taken for {named}" for j, named in enumerate(names)]
+        [f"{true}, correct" if i == j else f"{true}, classified as {predicted}" for j, predicted in enumerate(names)]
         for i, true in enumerate(names)
     ]
 
 
 def _largest_confusions(test: Tested) -> Chart | None:
-    """Instead of a matrix that nobody could read."""
+    """Return a chart of the largest confusions, for classes that are too many for a readable matrix."""
     pairs = _pairs(test, LARGEST)
     if not pairs:
         return None
@@ -125,7 +136,7 @@ def _largest_confusions(test: Tested) -> Chart | None:
         orientation="h",
         marker={"color": ORANGE},
         customdata=[[shown(test.class_names[i], 120), shown(test.class_names[j], 120)] for i, j in pairs],
-        hovertemplate="%{customdata[0]}<br>taken for %{customdata[1]}<br>%{x} images<extra></extra>",
+        hovertemplate="%{customdata[0]}<br>classified as %{customdata[1]}<br>%{x} images<extra></extra>",
     )
     ticks = {"tickmode": "array", "tickvals": list(range(len(pairs))), "ticktext": names}
     most = test.confusion[pairs[0][0]][pairs[0][1]]
@@ -134,12 +145,12 @@ def _largest_confusions(test: Tested) -> Chart | None:
         "yaxis": {**ticks, "autorange": "reversed"},
     }
     chart = figure(bars, height=90 + 24 * len(pairs), bargap=0.25, **axes)
-    label = f"Bar chart of the {len(pairs)} most common mistakes; the most common: {_pair_told(test, pairs[0])}."
+    label = f"Bar chart of the {len(pairs)} most common mistakes; the most common: {_describe_pair(test, pairs[0])}."
     return Chart(chart, label, f"True class → predicted class, the largest of all {len(test.class_names):,} classes.")
 
 
 def _pairs(test: Tested, limit: int) -> list[tuple[int, int]]:
-    """The most common mistakes as (true, predicted)."""
+    """Return the most common mistakes as (true, predicted)."""
     counts = np.array(test.confusion)
     np.fill_diagonal(counts, 0)
     order = np.argsort(-counts, axis=None, kind="stable")[:limit]
@@ -147,13 +158,13 @@ def _pairs(test: Tested, limit: int) -> list[tuple[int, int]]:
     return [(i, j) for i, j in pairs if counts[i, j] > 0]
 
 
-def _pair_told(test: Tested, pair: tuple[int, int]) -> str:
-    true, named = (test.class_names[i] for i in pair)
-    return f"{true} taken for {named}, {test.confusion[pair[0]][pair[1]]} times"
+def _describe_pair(test: Tested, pair: tuple[int, int]) -> str:
+    true, predicted = (test.class_names[i] for i in pair)
+    return f"{true} classified as {predicted}, {test.confusion[pair[0]][pair[1]]} times"
 
 
 def _class_ticks(names: Sequence[str]) -> dict[str, object]:
-    """Positions with names: names alone could be numbers, dates, or twice the same."""
+    """Return ticks by position, because plotly reads some names as numbers or dates, and two may be equal."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(names))),
@@ -162,7 +173,7 @@ def _class_ticks(names: Sequence[str]) -> dict[str, object]:
 
 
 def _models(facts: Facts) -> Chart | None:
-    """Test accuracy against multiply-adds, where there is more than one network to compare."""
+    """Return the chart of test accuracy against multiply-adds, if there is more than one network to compare."""
     shown_models = [model for model in facts.models if model.test is not None and not model.test.withheld]
     tested = [(model, model.test) for model in shown_models if model.test is not None and model.arch.macs]
     if len(tested) < 2:
@@ -185,20 +196,21 @@ def _models(facts: Facts) -> Chart | None:
         },
         yaxis={"title": {"text": "top-1 on test images"}, "tickformat": "~%"},
     )
-    told = ", ".join(f"{model.name} {percent(test.top1)}" for model, test in tested[:MAX_MODELS])
-    label = f"Scatter chart of test accuracy against multiply-adds: {told}."
-    return Chart(chart, label, "Bars: the 95% range that chance gives with so many test images. One training of each.")
+    accuracies = ", ".join(f"{model.name} {percent(test.top1)}" for model, test in tested[:MAX_MODELS])
+    label = f"Scatter chart of test accuracy against multiply-adds: {accuracies}."
+    caption = "Bars: 95% confidence intervals for this number of test images. Each network was trained once."
+    return Chart(chart, label, caption)
 
 
 def _model_point(i: int, model: Model, test: Tested, facts: Facts) -> go.Scatter:
     colour, kind = PALETTE[i % len(PALETTE)], _kind(model, facts)
-    told = f"{shown(model.name, 60)} ({kind})<br>{percent(test.top1)}, {count(model.arch.macs or 0)} multiply-adds"
+    hover = f"{shown(model.name, 60)} ({kind})<br>{percent(test.top1)}, {count(model.arch.macs or 0)} multiply-adds"
     return go.Scatter(
         x=[model.arch.macs],
         y=[test.top1],
         error_y={"array": [round(CHANCE * standard_error(test), 5)], "thickness": 1.2, "width": 4},
         mode="markers",
-        text=[told],
+        text=[hover],
         hovertemplate="%{text}<extra></extra>",
         name=shown(model.name, 40),
         marker={"color": colour, "symbol": SYMBOLS[i % len(SYMBOLS)], "size": 10 if i else 16},
@@ -220,9 +232,23 @@ def _retraining(models: Sequence[Model]) -> Chart | None:
         xs = [step.step / max(per_epoch, 1) for step in model.steps]
         curves.append((model.name, xs, [step.loss for step in model.steps], [step.lr for step in model.steps]))
     unit = "epoch" if any(model.epochs for model in models) else "step"
-    told = ", ".join(f"{model.name} from {m[0].loss:.2f} to {m[-1].loss:.2f}" for model in models if (m := model.steps))
+    ranges = ", ".join(
+        f"{model.name} from {m[0].loss:.2f} to {m[-1].loss:.2f}" for model in models if (m := model.steps)
+    )
     return Chart(
         loss_and_lr(curves, unit, "training loss"),
-        f"Line chart of training losses and learning rates when training from scratch: {told}.",
-        "Losses on training images; augmentation, label smoothing and dropout raise them, so only like recipes compare.",
+        f"Line chart of training losses and learning rates when training from scratch: {ranges}.",
+        "Losses on training images; augmentation, label smoothing and dropout raise them: compare only equal recipes.",
     )
+
+
+def _retraining_accuracy(models: Sequence[Model]) -> Chart | None:
+    """Return the accuracies on validation images of the networks that were not trained on these."""
+    curves = []
+    for model in models:
+        known = [(one.epoch, one.val_accuracy) for one in model.epochs if one.val_accuracy is not None]
+        if known:
+            curves.append((model.name, [epoch for epoch, _ in known], [accuracy for _, accuracy in known]))
+    if not curves:
+        return None
+    return accuracy_chart(curves[:MAX_MODELS], "Images that these networks were not trained on, after every epoch.")

@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained page about a run, from whatever its directory holds so far."""
+"""`report.html`: one self-contained page about a run, from the files that its directory holds so far."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from markupsafe import Markup
 from rich.console import Console
 
-from greedynas.reporting import story, tables
+from greedynas.reporting import story, tables, usage
+from greedynas.reporting.architecture_chart import architecture_charts
 from greedynas.reporting.charts import Chart, supernet_charts
 from greedynas.reporting.facts import Facts, Model, read_facts
 from greedynas.reporting.model_charts import model_charts
@@ -19,16 +20,17 @@ from greedynas.runtime.files import write_atomically
 from greedynas.runtime.text import size, table_of
 from greedynas.spaces.drawing import STYLE, draw_path
 
-MAX_SAMPLES = 24  # of the right ones, and of the mistakes
+MAX_SAMPLES = 24  # of the correct images, and of the mistakes
 
 
 def report_stage(folder: Path, console: Console) -> dict[str, Any]:
-    """Write the report of a run directory and say where it is; returns what `--json` prints."""
+    """Write the report of a run directory, print where it is, and return the summary that `--json` prints."""
     facts = read_facts(folder)
     charts = draw_charts(facts)
     file = _write(facts, charts)
-    told = story.headline(facts)
-    console.print(" ".join([f"{told.title}.", told.lead, *story.caveats(facts)]), highlight=False, markup=False)
+    headline = story.headline(facts)
+    text = " ".join([f"{headline.title}.", headline.lead, *story.caveats(facts)])
+    console.print(text, highlight=False, markup=False)
     written = file.stat().st_size
     console.print(f"Report: {file} ({size(written)}, opens in any browser)", highlight=False, markup=False)
     if (command := story.next_command(facts)) is not None:
@@ -37,7 +39,7 @@ def report_stage(folder: Path, console: Console) -> dict[str, Any]:
         "run": str(folder),
         "report": str(file),
         "bytes": written,
-        "headline": told.title,
+        "headline": headline.title,
         "worth": worth(facts),
         "caveats": story.caveats(facts),
         "charts": sorted(charts),
@@ -51,13 +53,14 @@ def write_report(folder: Path) -> Path:
 
 
 def draw_charts(facts: Facts) -> dict[str, Chart]:
-    """Every chart that the run has data for, by name."""
+    """Return the charts by name, for all data that the run has."""
     training = supernet_charts(facts.training, facts.config.train) if facts.training is not None else {}
-    return {**model_charts(facts), **search_charts(facts), **training}
+    learned = architecture_charts(facts.training, facts.space) if facts.training is not None else {}
+    return {**model_charts(facts), **search_charts(facts), **training, **learned}
 
 
 def render(facts: Facts, charts: dict[str, Chart]) -> str:
-    """The page, from the template `page/report.html`."""
+    """Return the page, from the template `page/report.html`."""
     return render_page(
         "report.html",
         charts,
@@ -69,7 +72,8 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         averaged=story.averaged_over_classes(facts),
         caveats=story.caveats(facts),
         tiles=story.tiles(facts),
-        worth=worth(facts),
+        how_good=usage.how_good(facts),
+        usages=usage.usages(facts),
         lead_verdict=story.lead_verdict(facts),
         verdicts=story.verdicts(facts),
         missing=story.missing(facts),
@@ -81,15 +85,16 @@ def render(facts: Facts, charts: dict[str, Chart]) -> str:
         front=tables.front_table(facts.search_of(facts.chosen) or next(iter(facts.searches), None), facts),
         costs=tables.cost_table(facts),
         top=tables.top_table(facts.chosen),
+        export_remarks=tables.export_remarks(facts.chosen),
         exported=tables.export_table(facts.chosen),
-        versions=table_of(facts.versions),
+        versions=table_of({name: value for name, value in facts.versions.items() if value is not None}),
     )
 
 
 def _write(facts: Facts, charts: dict[str, Chart]) -> Path:
     file = facts.folder / "report.html"
     try:
-        # A folder's name may hold bytes that are no text.
+        # The name of a folder may contain bytes that are not UTF-8.
         write_atomically(file, render(facts, charts).encode("utf-8", errors="replace"))
     except OSError as error:
         raise GreedyNASError(f"cannot write {file}: {error.strerror}") from None
@@ -97,7 +102,7 @@ def _write(facts: Facts, charts: dict[str, Chart]) -> Path:
 
 
 def _drawing(model: Model | None) -> Markup | None:
-    """The network as SVG; the page styles it, so that it follows the theme."""
+    """Return the network as SVG without a style, because the page styles it by its theme."""
     if model is None or model.space is None or model.arch.path is None:
         return None
     svg = draw_path(model.arch.canonical_path or model.arch.path, model.space, title=model.name)
@@ -105,7 +110,7 @@ def _drawing(model: Model | None) -> Markup | None:
 
 
 def _samples(model: Model | None) -> dict[str, list[Sample]]:
-    """Test images by how they were named."""
+    """Return sample test images, split into correct ones and mistakes."""
     samples = model.test.samples if model is not None and model.test is not None else ()
     right = [sample for sample in samples if sample.predicted == sample.label]
     wrong = [sample for sample in samples if sample.predicted != sample.label]

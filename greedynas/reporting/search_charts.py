@@ -18,9 +18,9 @@ from greedynas.spaces.space import Space
 
 MAX_PATHS = 2000  # drawn as points
 MAX_FRONT = 500
-MAX_SEARCHES = 6  # in one chart: as many as there are colours
+MAX_SEARCHES = 6  # in one chart, limited by the number of colours
 MAX_GENERATIONS = 20
-MAX_MEMBERS = 200  # of a generation
+MAX_MEMBERS = 200  # drawn for each generation
 DASHES = ("solid", "dash", "dot")
 BEST = 50  # networks whose ops are counted
 AXES = {"macs": "multiply-adds", "params": "parameters", "latency_ms": "predicted latency (ms)"}
@@ -29,7 +29,7 @@ SCORE = {"title": {"text": "score"}, "tickformat": "~%"}
 
 
 def search_charts(facts: Facts) -> dict[str, Chart]:
-    """By name; those without data are left out."""
+    """Return the charts of the searches by name, without those that have no data."""
     own = facts.search_of(facts.chosen)
     searches = sorted((search for search in facts.searches if search.found), key=lambda search: search is not own)
     if not searches:
@@ -47,7 +47,7 @@ def search_charts(facts: Facts) -> dict[str, Chart]:
 
 
 def side_by_side(searches: Sequence[Search]) -> list[Search]:
-    """The first evolutionary search, and its twin with the other initialisation; the one from the pool comes first."""
+    """Return the first evolutionary search, and one with the other initialisation; the one from the pool is first."""
     evolved = [search for search in searches if search.searcher == "evolution"]
     if not evolved:
         return []
@@ -69,7 +69,7 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
     )
     drawn = 0
     for i, search in enumerate(searches):
-        colour, told = PALETTE[i], f"{shown(search.name, 30)}: " if len(searches) > 1 else ""
+        colour, prefix = PALETTE[i], f"{shown(search.name, 30)}: " if len(searches) > 1 else ""
         sample = _sampled(search, MAX_PATHS // len(searches), facts.config.seed)
         drawn += len(sample)
         chosen = [entry for entry in search.found if entry.path == facts.path_of(search)][:1]
@@ -79,30 +79,30 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
             "mode": "lines+markers",
             "line": {"shape": "hv", "color": colour, "dash": DASHES[i % len(DASHES)]},
         }
-        if len(search.objectives) > 1:  # the projection of such a front is no staircase
+        if len(search.objectives) > 1:  # the projection of such a front is not a staircase
             front = {"mode": "markers"}
         points = partial(_points, cost_name=name, space=facts.space)
-        chart.add_trace(points(sample, told.removesuffix(": ") or "evaluated", small, mode="markers"))
+        chart.add_trace(points(sample, prefix.removesuffix(": ") or "evaluated", small, mode="markers"))
         chart.add_trace(
             points(
                 search.front[:: len(search.front) // MAX_FRONT + 1],
-                f"{told}Pareto front",
+                f"{prefix}Pareto front",
                 {"size": 7, "color": colour},
                 **front,
             )
         )
         if chosen:
-            chart.add_trace(points(chosen, f"{told}chosen", star, mode="markers"))
+            chart.add_trace(points(chosen, f"{prefix}chosen", star, mode="markers"))
     for limit in sorted({high for s in searches if (high := s.budget.limits().get(name, (None, None))[1]) is not None}):
-        told = milliseconds(limit) if name == "latency_ms" else count(limit)
-        text = {"text": f"limit {told}", "xanchor": "right", "yanchor": "bottom", "y": 0}
+        value = milliseconds(limit) if name == "latency_ms" else count(limit)
+        text = {"text": f"limit {value}", "xanchor": "right", "yanchor": "bottom", "y": 0}
         chart.add_vline(x=limit, line={"dash": "dash", "width": 1.5, "color": GREY}, annotation=text)
     evaluated = sum(len(search.found) for search in searches)
-    caption = "Each point is a path; point at one to see its ops. The front has the paths that none beats in both."
+    caption = "Each point is a path; hover over it to see its ops. No other path beats those on the front in both."
     if scored:
         caption += " Score: accuracy on the supernet, blended with an additive model of all evaluated paths."
         if not all(search.has_scores for search in searches):
-            caption += " Of a search without scores the accuracy is drawn."
+            caption += " For a search without scores, the accuracy is drawn."
     if drawn < evaluated:
         caption += f" Drawn: all fronts and a random sample, {drawn:,} of the {evaluated:,} evaluated paths."
     if len(aimed) > len(searches):
@@ -115,7 +115,7 @@ def _front(aimed: Sequence[Search], name: str, facts: Facts) -> Chart | None:
 def _points(
     entries: Sequence[Evaluated], name: str, marker: dict[str, Any], *, cost_name: str, space: Space, **style: Any
 ) -> go.Scatter:
-    """Paths in the plane of a cost and what the search chose by; pointing at one shows its ops."""
+    """Return a trace of paths by cost and by score or accuracy; hovering over a path shows its ops."""
     return go.Scatter(
         x=[entry.cost(cost_name) for entry in entries],
         y=[entry.worth for entry in entries],
@@ -133,21 +133,21 @@ def _hover(entry: Evaluated, space: Space) -> str:
         costs += f" · {milliseconds(entry.latency_ms)}"
     names = iter(op_names(entry.path, space))
     stages = "<br>".join(" ".join(islice(names, stage.repeat)) for stage in space.stages)
-    told = f"<b>{percent(entry.accuracy)}</b> on the supernet"
-    told += f", score {percent(entry.score)}" if entry.score is not None else ""
-    return f"{told}, generation {entry.generation + 1}<br>{costs}<br>{stages}"
+    accuracy = f"<b>{percent(entry.accuracy)}</b> on the supernet"
+    accuracy += f", score {percent(entry.score)}" if entry.score is not None else ""
+    return f"{accuracy}, generation {entry.generation + 1}<br>{costs}<br>{stages}"
 
 
 def _sampled(search: Search, limit: int, seed: int) -> list[Evaluated]:
-    """All evaluated paths, or a seeded sample of them."""
+    """Return all evaluated paths, or a seeded sample of them."""
     if len(search.found) <= limit:
         return list(search.found)
     chosen = stream(seed, "report").choice(len(search.found), limit, replace=False)
     return [search.found[i] for i in sorted(chosen.tolist())]
 
 
-def started(search: Search) -> str:
-    """How its first generation came to be."""
+def initialisation(search: Search) -> str:
+    """Describe how the first generation of a search was made."""
     if search.searcher == "random":
         return "random search"
     if search.pool_init and search.from_pool == 0:
@@ -156,22 +156,23 @@ def started(search: Search) -> str:
 
 
 def _accuracies(searches: Sequence[Search]) -> Chart:
-    """The paper's figure of searched paths: histograms, one over the other."""
+    """Return the paper's figure of searched paths: overlaid histograms of their accuracies."""
     values = [np.array([entry.accuracy for entry in search.found]) for search in searches]
     low, high = min(v.min() for v in values), max(v.max() for v in values)
     edges = np.linspace(low, high, 31) if high > low else np.array([low - 0.005, high + 0.005])
     traces, means = [], []
     for i, (search, accuracies) in enumerate(zip(searches, values, strict=True)):
         shares = np.histogram(accuracies, edges)[0] / len(accuracies)
-        told = f"{shown(search.name, 30)} ({started(search)})" if len(searches) > 1 else started(search)
-        means.append(f"{percent(accuracies.mean())} in {search.name} ({started(search)})")
-        # The outline of a histogram: unlike bars, several can be told apart where they overlap.
+        start = initialisation(search)
+        title = f"{shown(search.name, 30)} ({start})" if len(searches) > 1 else start
+        means.append(f"{percent(accuracies.mean())} in {search.name} ({start})")
+        # The outline of a histogram: unlike bars, outlines can be distinguished where they overlap.
         xs = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2, edges[-1:]]).round(6).tolist()
         ys = [0, *shares.round(5).tolist(), 0]
         style = {"color": PALETTE[i], "width": 2, "shape": "hvh", "dash": DASHES[i % len(DASHES)]}
         hover = "%{fullData.name}<br>accuracy about %{x:.1%}<br>%{y:.1%} of its paths<extra></extra>"
         area = {"fill": "tozeroy", "fillcolor": faded(PALETTE[i])}
-        traces.append(go.Scatter(x=xs, y=ys, name=told, mode="lines", line=style, hovertemplate=hover, **area))
+        traces.append(go.Scatter(x=xs, y=ys, name=title, mode="lines", line=style, hovertemplate=hover, **area))
     chart = figure(
         *traces,
         showlegend=True,
@@ -182,7 +183,7 @@ def _accuracies(searches: Sequence[Search]) -> Chart:
 
 
 def _generations(searches: Sequence[Search]) -> Chart | None:
-    """A violin a generation; where both initialisations were run, one on each side."""
+    """Return a chart with a violin for each generation, which has a side for each of two initialisations."""
     if not searches:
         return None
     last = max(entry.generation for search in searches for entry in search.found)
@@ -201,7 +202,7 @@ def _generations(searches: Sequence[Search]) -> Chart | None:
                 x=[value for _, value in pairs],
                 orientation="h",
                 side=side,
-                name=started(search),
+                name=initialisation(search),
                 width=0.95,
                 points=False,
                 meanline={"visible": True},
@@ -225,22 +226,22 @@ def _generations(searches: Sequence[Search]) -> Chart | None:
         },
     )
     first = [np.mean([e.accuracy for e in s.found if e.generation == 0]) for s in searches]
-    told = ", ".join(f"{percent(float(mean))} {started(s)}" for s, mean in zip(searches, first, strict=True))
-    label = f"Violin chart of accuracy by generation. Mean of the first generation: {told}."
+    means = ", ".join(f"{percent(float(mean))} {initialisation(s)}" for s, mean in zip(searches, first, strict=True))
+    label = f"Violin chart of accuracy by generation. Mean of the first generation: {means}."
     caption = (
         "The accuracies of the paths that each generation evaluated, as smoothed histograms; the line is the mean."
     )
     drawn = sum(len(trace.x) for trace in traces)
     evaluated = sum(len(search.found) for search in searches)
     if drawn < evaluated:
-        caption += f" Drawn are {drawn:,} of {evaluated:,} paths, of {len(wanted)} generations."
+        caption += f" Drawn: {drawn:,} of {evaluated:,} paths, of {len(wanted)} generations."
     if len(searches) == 2:
         caption += f" Searches {searches[0].name} and {searches[1].name}, on the same supernet under the same limits."
     return Chart(chart, label, caption)
 
 
 def best_networks(search: Search, space: Space, limit: int = BEST) -> list[OpPath]:
-    """The distinct networks that were best on the supernet, in canonical form."""
+    """Return the best distinct networks of a search on the supernet, in canonical form."""
     best: dict[OpPath, None] = {}
     for entry in sorted(search.found, key=lambda entry: -entry.worth):
         best.setdefault(canonical(entry.path, space))
@@ -250,7 +251,7 @@ def best_networks(search: Search, space: Space, limit: int = BEST) -> list[OpPat
 
 
 def _ops(search: Search, space: Space, chosen: Model | None) -> Chart:
-    """How often each op stands in each layer of the best networks."""
+    """Return the chart of how often the best networks use each op in each layer."""
     paths = best_networks(search, space, max(1, min(BEST, len(search.found) // 5)))
     names = list(dict.fromkeys(op for layer in space.layers for op in layer.ops))
     shares: list[list[float | None]] = [[None] * len(space.layers) for _ in names]
@@ -280,7 +281,7 @@ def _ops(search: Search, space: Space, chosen: Model | None) -> Chart:
         ys = [names.index(name) for name in op_names(own, space)]
         traces.append(go.Scatter(x=layers, y=ys, mode="markers", marker=marks, name="chosen network", hoverinfo="skip"))
         caption += " Circles: the chosen network."
-    caption += " Identities stand last among the layers over which they can move."
+    caption += " Identities are moved to the last of the layers among which their place makes no difference."
     ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names, "autorange": "reversed"}
     chart = figure(
         *traces,
@@ -320,9 +321,9 @@ def _latency(search: Search, facts: Facts) -> Chart:
     )
     macs, latency = np.array([(e.macs, e.latency_ms) for e in search.found if e.latency_ms is not None], dtype=float).T
     varied = len(macs) > 2 and macs.std() > 0 and latency.std() > 0
-    told = f" Their correlation is {np.corrcoef(macs, latency)[0, 1]:.2f}." if varied else ""
+    correlation = f" Their correlation is {np.corrcoef(macs, latency)[0, 1]:.2f}." if varied else ""
     return Chart(
         chart,
         f"Scatter chart of predicted latency against multiply-adds of {len(search.found):,} evaluated paths.",
-        f"Latencies are sums of a table's entries for {search.name}, not measurements of whole networks.{told}",
+        f"Latencies are sums of a table's entries for {search.name}, not measurements of whole networks.{correlation}",
     )

@@ -1,4 +1,4 @@
-"""The sentences of the report: what was found, how, and how it stands beside its rivals. No claim that the data does not carry."""
+"""The sentences of the report: what was found, how, and how it compares with its rivals."""
 
 import shlex
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from greedynas.data.copies import withheld_sentence
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.worth import CHANCE, difference_error, random_rivals
 from greedynas.rundir.schemas import Search, Tested
-from greedynas.runtime.text import cost, count, epochs, milliseconds, percent, points, size
+from greedynas.runtime.text import cost, count, duration, epochs, milliseconds, percent, points, size
 from greedynas.spaces.budget import limits
-from greedynas.stages.search_summary import choice_told
+from greedynas.stages.search_summary import describe_choice
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Headline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The chosen network against one rival."""
+    """The comparison of the chosen network with one rival."""
 
-    told: str
-    rival: Literal["better", "ahead", "not ahead"]  # ahead: by less than chance may give
+    text: str
+    rival: Literal["better", "ahead", "not ahead"]  # ahead: by no more than can be chance
 
 
 def headline(facts: Facts) -> Headline:
-    """What a colleague understands in ten seconds."""
+    """Return the title and the lead of the report, which summarise the run in a few seconds of reading."""
     chosen = facts.chosen
     if chosen is not None and chosen.test is not None and chosen.test.withheld:
         lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
-        return Headline(f"A network{_with_macs(chosen)} was found, its test accuracy is withheld", _join(lead))
+        return Headline(f"A network{_with_macs(chosen)} was found; its test accuracy is withheld", _join(lead))
     if chosen is not None and chosen.test is not None:
         lead = [_found(facts, chosen), _tested(chosen, chosen.test)]
         return Headline(f"{percent(chosen.test.top1)} top-1 on test images{_with_macs(chosen)}", _join(lead))
@@ -41,13 +41,14 @@ def headline(facts: Facts) -> Headline:
         if chosen.arch.supernet_accuracy is not None:
             lead.append(
                 f"With the supernet's weights it has an accuracy of {percent(chosen.arch.supernet_accuracy)} on the "
-                "validation images. That ranks paths, it is not a test accuracy: the network is not trained on its own yet."
+                "validation images. This accuracy ranks paths and is not a test accuracy, because the network has not been "
+                "trained on its own yet."
             )
         return Headline(f"A network{_with_macs(chosen)} was found", _join(lead))
     if facts.training is not None and facts.training.epochs:
         last = facts.training.epochs[-1]
         state = "trained" if last.stopped is not None else "in training"
-        lead = [_supernet(facts), "No network has been searched on it yet."]
+        lead = [_supernet(facts), "No search has been run on it yet."]
         return Headline(f"A supernet of {facts.space.name}, {state} for {epochs(last.epoch)}", _join(lead))
     return Headline(f"A run on the space {facts.space.name}, just started", "Nothing is trained yet.")
 
@@ -60,18 +61,29 @@ def _found(facts: Facts, model: Model) -> str:
     within = f"The budget was {budget}" if budget else "There was no limit on its cost"
     networks = facts.networks[search.name]
     moments = f" at {search.supernets} moments of its training" if search.supernets > 1 else ""
-    told = (
-        f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), each "
-        f"evaluated with the shared weights of one supernet{moments}."
+    text = (
+        f"{within}. {_searcher(search)} chose it from {len(search.found):,} paths ({networks:,} distinct networks), "
+        f"each evaluated with the shared weights of one supernet{moments}."
     )
+    if search.searcher == "derivation":
+        reach = " within it" if budget else ""
+        text = f"{within}. It is the most probable path{reach} by the probabilities that {facts.config.train.sampler} has learned."
     if search.has_scores:
-        told += " What counted was a score: its accuracy there, blended with what an additive model of all these paths says of it."
+        text += (
+            " The choice was by a score in which an experiment of this run replaces or blends the accuracy "
+            f"({', '.join(facts.config.experimental)})."
+        )
+    if search.unfinished_epochs is not None:
+        text += (
+            f" The supernet was not fully trained then (step {search.supernet_step or 0:,}, "
+            f"{epochs(search.unfinished_epochs)}): this choice is preliminary."
+        )
     if search.metric == "balanced accuracy":
-        told += " Accuracy there is the mean over classes, because rare classes are to count as much as common ones."
+        text += " The search compared accuracies that are means over classes, so that rare classes count as much as common ones."
     if len(model.top) > 1:
-        told = told.replace(" chose it from ", f" chose {len(model.top)} from ")
-        told += " Of these it did best on validation images after a short training."
-    return told
+        text = text.replace(" chose it from ", f" chose {len(model.top)} from ")
+        text += " Of these it had the highest accuracy on validation images after a short training."
+    return text
 
 
 def averaged_over_classes(facts: Facts) -> bool:
@@ -81,17 +93,19 @@ def averaged_over_classes(facts: Facts) -> bool:
 
 
 def choice(facts: Facts) -> str | None:
-    """Say how the search chose the network among equals, if it is the one that it chose."""
+    """Describe how the search chose the network among equals, if the chosen network is the choice of its search."""
     search = facts.search_of(facts.chosen)
     if search is None or search.chosen is None or facts.chosen is None or facts.chosen.arch.path != search.chosen.path:
         return None
-    return choice_told(search.chosen, search.objectives)
+    return describe_choice(search.chosen, search.objectives)
 
 
 def _searcher(search: Search) -> str:
+    if search.searcher == "derivation":
+        return "The derivation"
     if search.searcher != "evolution":
-        return f"A {search.searcher} search"
-    # Where no path of the pool keeps the limits, the search starts from random ones whatever was asked for.
+        return f"A{'n' * (search.searcher[0] in 'aeio')} {search.searcher} search"
+    # If no path of the pool keeps the limits, the search starts from random paths in any case.
     return "An evolutionary search" + (" started from the candidate pool" if search.from_pool else "")
 
 
@@ -104,9 +118,9 @@ def _supernet(facts: Facts) -> str:
 
 
 def _tested(model: Model, test: Tested) -> str:
-    start = "from the supernet's weights on" if model.arch.inherit else "from scratch"
+    start = "from the supernet's weights" if model.arch.inherit else "from scratch"
     if model.arch.pretrained:
-        start = "from pretrained weights on"
+        start = "from pretrained weights"
     long = f" for {epochs(model.arch.epochs)}" if model.arch.epochs is not None else ""
     return f"It was then trained {start}{long} and tested once, on {test.images:,} images."
 
@@ -120,12 +134,12 @@ def _join(sentences: list[str]) -> str:
 
 
 def caveats(facts: Facts) -> list[str]:
-    """Return the sentences that belong beside the accuracies on the test set, those of the chosen network first."""
+    """Return the caveats of the accuracies on the test set as sentences, those of the chosen network first."""
     models = [*([facts.chosen] if facts.chosen is not None else []), *facts.models]
     tests = [model.test for model in models if model.test is not None]
-    told = [withheld_sentence(test.caveats[:1]) for test in tests if test.withheld]
-    told += [_sentence(one) for test in tests for one in test.caveats[1 if test.withheld else 0 :]]
-    return [one if one.endswith(".") else f"{one}." for one in dict.fromkeys(told)]
+    sentences = [withheld_sentence(test.caveats[:1]) for test in tests if test.withheld]
+    sentences += [_sentence(one) for test in tests for one in test.caveats[1 if test.withheld else 0 :]]
+    return [one if one.endswith(".") else f"{one}." for one in dict.fromkeys(sentences)]
 
 
 def _sentence(text: str) -> str:
@@ -133,32 +147,36 @@ def _sentence(text: str) -> str:
 
 
 def tiles(facts: Facts) -> list[tuple[str, str]]:
-    """The numbers of the chosen network, large."""
+    """Return the large numbers of the chosen network with their labels."""
     chosen = facts.chosen
     if chosen is None:
         return []
     arch, test = chosen.arch, chosen.test
-    told: list[tuple[str, str]] = []
+    numbers: list[tuple[str, str]] = []
     if test is not None and test.withheld:
-        told.append(("top-1 on test", "withheld"))
+        numbers.append(("top-1 on test", "withheld"))
     elif test is not None:
-        told.append(("top-1 on test", percent(test.top1)))
-        told += [("top-5 on test", percent(test.top5))] if test.top5 is not None else []
-        told.append(("average over classes", percent(test.macro)))
+        numbers.append(("top-1 on test", percent(test.top1)))
+        numbers += [("top-5 on test", percent(test.top5))] if test.top5 is not None else []
+        numbers.append(("average over classes", percent(test.macro)))
     elif arch.supernet_accuracy is not None:
-        told.append(("on the supernet (validation)", percent(arch.supernet_accuracy)))
-    told += [("multiply-adds", count(arch.macs))] if arch.macs is not None else []
-    told += [("parameters", count(arch.params))] if arch.params is not None else []
-    told += [("predicted latency", milliseconds(arch.latency_ms))] if arch.latency_ms is not None else []
+        numbers.append(("on the supernet (validation)", percent(arch.supernet_accuracy)))
+    numbers += [("multiply-adds", count(arch.macs))] if arch.macs is not None else []
+    numbers += [("parameters", count(arch.params))] if arch.params is not None else []
+    numbers += [("predicted latency", milliseconds(arch.latency_ms))] if arch.latency_ms is not None else []
     onnx = [f for f in (chosen.export.files if chosen.export is not None else ()) if f.file == "model.onnx"]
-    told += [("ONNX file", size(onnx[0].bytes))] if onnx else []
+    numbers += [("ONNX file", size(onnx[0].bytes))] if onnx else []
     if onnx and onnx[0].latency_ms is not None:
-        told.append(("measured latency (ONNX)", milliseconds(onnx[0].latency_ms)))
-    return told
+        numbers.append(("measured latency (ONNX)", milliseconds(onnx[0].latency_ms)))
+    return [*numbers, *_total_time(facts)]
+
+
+def _total_time(facts: Facts) -> list[tuple[str, str]]:
+    return [] if facts.seconds is None else [("time of all stages", duration(facts.seconds))]
 
 
 def verdicts(facts: Facts) -> list[Verdict]:
-    """The chosen network against every other one that was tested, the strongest first."""
+    """Compare the chosen network with every other tested one, and return the verdicts, the strongest rival first."""
     chosen = facts.chosen
     if chosen is None or chosen.test is None or chosen.test.withheld:
         return []
@@ -174,7 +192,7 @@ def _tested_rivals(facts: Facts) -> list[Model]:
 
 
 def lead_verdict(facts: Facts) -> Verdict | None:
-    """Return what the first screen says of the strongest rival, if it is ahead and no sentence there compares it already."""
+    """Return the verdict on the strongest rival for the first screen, if it is ahead and not yet compared there."""
     compared = random_rivals(facts)
     rivals = [model for model in _tested_rivals(facts) if model not in compared]
     chosen = facts.chosen
@@ -185,7 +203,7 @@ def lead_verdict(facts: Facts) -> Verdict | None:
 
 
 def _verdict(chosen: Model, own: Tested, rival: Model, other: Tested) -> Verdict:
-    difference = round(other.top1, 3) - round(own.top1, 3)  # as it is printed
+    difference = round(other.top1, 3) - round(own.top1, 3)  # as the page shows it
     margin = CHANCE * difference_error(own, [other])
     numbers = f"{percent(other.top1)} against {percent(own.top1)}"
     price = _price(chosen, rival)
@@ -215,33 +233,33 @@ def _price(chosen: Model, rival: Model) -> str:
 
 
 def latency_note(facts: Facts) -> str:
-    """Where predicted latencies come from, and what was measured of the chosen network."""
-    told = []
+    """Describe where predicted latencies come from, and the measured latency of the chosen network."""
+    sentences = []
     if (table := facts.latency) is not None:
         threads = f", {table.threads} thread{'s' if table.threads != 1 else ''}" if table.threads is not None else ""
-        told.append(f"Blocks were timed one by one on {table.device} with {table.backend}{threads}.")
+        sentences.append(f"Blocks were timed one by one on {table.device} with {table.backend}{threads}.")
         if table.fit is not None:
-            told.append(
+            sentences.append(
                 f"Their sums differed by {percent(table.fit.median_error)} (median) from the latencies of the "
                 f"{table.fit.networks} whole networks that were timed to fit the table."
             )
     chosen = facts.chosen
     if chosen is not None and chosen.arch.latency_ms is not None:
-        told.append(f"Predicted for {chosen.name}: {milliseconds(chosen.arch.latency_ms)}.")
+        sentences.append(f"Predicted for {chosen.name}: {milliseconds(chosen.arch.latency_ms)}.")
         measured = [f for f in (chosen.export.files if chosen.export is not None else ()) if f.file == "model.onnx"]
         if chosen.export is not None and measured and measured[0].latency_ms is not None:
-            told.append(f"Its ONNX file took {milliseconds(measured[0].latency_ms)} on {chosen.export.machine}.")
-    return _join(told)
+            sentences.append(f"Its ONNX file took {milliseconds(measured[0].latency_ms)} on {chosen.export.machine}.")
+    return _join(sentences)
 
 
 def next_command(facts: Facts) -> str | None:
-    """What to run next, if anything is missing."""
+    """Return the command to run next, or None if no stage is missing."""
     steps = missing(facts)
     return steps[0][1] if steps else None
 
 
 def missing(facts: Facts) -> list[tuple[str, str]]:
-    """(what the report does not have yet, the command that adds it), in the order of the stages."""
+    """Return the missing parts of the report with the commands that add them, in the order of the stages."""
     run, chosen = shlex.quote(str(facts.folder)), facts.chosen
     if facts.training is None or not facts.training.epochs or facts.training.epochs[-1].stopped is None:
         return [("the end of supernet training", f"greedynas train {shlex.quote(facts.config.name)} --out {run}")]

@@ -8,7 +8,7 @@ from greedynas.greedy.schedule import PAPER_RATIO
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, Model
 from greedynas.reporting.model_charts import standard_error
-from greedynas.reporting.search_charts import started
+from greedynas.reporting.search_charts import initialisation
 from greedynas.reporting.story import caveats
 from greedynas.reporting.worth import CHANCE
 from greedynas.rundir.schemas import Exported, Search, Tested
@@ -20,27 +20,27 @@ from greedynas.spaces.zoo import known_networks
 MAX_ROWS = 60
 
 
-def what_it_is(model: Model, facts: Facts) -> str:
-    """Where a network comes from, in a few words."""
+def origin_of(model: Model, facts: Facts) -> str:
+    """Return the origin of a network in a few words."""
     if model.arch.timm is not None:
         return "timm model, pretrained elsewhere" if model.arch.pretrained else "timm model"
     if model.arch.within is not None:
         return f"drawn at random within the budget of {model.arch.within}"
     search = facts.search_of(model)
     if search is not None:
-        return f"found: {started(search)}"
+        return f"found: {initialisation(search)}"
     return "known network" if model.name in known_networks() else "given path"
 
 
 def ordered(facts: Facts) -> list[Model]:
-    """The chosen network first, then by test accuracy, networks without one last."""
+    """Return the networks by test accuracy, the chosen one first and those without an accuracy last."""
     rest = [model for model in facts.models if model is not facts.chosen]
     rest.sort(key=lambda model: -model.test.top1 if model.test is not None and not model.test.withheld else 1.0)
     return [*([facts.chosen] if facts.chosen is not None else []), *rest][:MAX_ROWS]
 
 
 def model_table(facts: Facts) -> Table | None:
-    """Every network of the run side by side."""
+    """Return the table of all networks of the run."""
     models = ordered(facts)
     if not models:
         return None
@@ -54,7 +54,7 @@ def model_table(facts: Facts) -> Table | None:
         "top-5": [shown_accuracy(t, t.top5) if t and t.top5 is not None else "" for t in tests],
         "macro average": [shown_accuracy(t, t.macro) if t else "" for t in tests],
         "on the supernet": [percent(a.supernet_accuracy) if a.supernet_accuracy is not None else "" for a in arches],
-        "what": [what_it_is(model, facts) for model in models],
+        "what": [origin_of(model, facts) for model in models],
         "recipe": [_recipe(model) for model in models],
     }
     marked = 0 if facts.chosen is not None and len(models) > 1 else None
@@ -62,7 +62,7 @@ def model_table(facts: Facts) -> Table | None:
 
 
 def shown_accuracy(test: Tested, value: float) -> str:
-    """Return an accuracy on the test set as it is shown: not at all where too many test images are copies."""
+    """Return an accuracy on the test set as text, or `withheld` if too many test images are copies."""
     return "withheld" if test.withheld else percent(value)
 
 
@@ -97,19 +97,21 @@ def search_table(facts: Facts) -> Table | None:
         "limit": [limits(search.budget) or "none" for search in searches],
         "how": [_how(search) for search in searches],
     }
-    note = "Ditched: offspring that broke a limit and were not evaluated."
+    note = "Rejected: offspring that violated a limit and were not evaluated."
     return make_table(columns, {"how", "limit"}, note=note)
 
 
 def _how(search: Search) -> str:
+    if search.searcher == "derivation":
+        return "most probable path"
     if search.searcher != "evolution":
         return f"{search.searcher} search"
-    told = f"{search.from_pool} of its first paths from the pool" if search.pool_init else "random first paths"
-    return f"evolution, {told}"
+    start = f"{search.from_pool} of its first paths from the pool" if search.pool_init else "random first paths"
+    return f"evolution, {start}"
 
 
 def front_table(search: Search | None, facts: Facts) -> Table | None:
-    """The Pareto front in words, best first."""
+    """Return the Pareto front as a table, best network first."""
     if search is None or not search.front:
         return None
     front = sorted(search.front, key=lambda entry: -entry.worth)[:MAX_ROWS]
@@ -126,7 +128,7 @@ def front_table(search: Search | None, facts: Facts) -> Table | None:
 
 
 def top_table(model: Model | None) -> Table | None:
-    """The short trainings that the chosen network won."""
+    """Return the table of the short trainings that the chosen network was selected by."""
     if model is None or not model.top:
         return None
     top = model.top[:MAX_ROWS]
@@ -139,9 +141,7 @@ def top_table(model: Model | None) -> Table | None:
         "parameters": [count(arch.params) if arch.params is not None else "" for arch in top],
     }
     taken = next((i for i, arch in enumerate(top) if arch.path == model.arch.path), None)
-    note = (
-        f"Each was trained for {epochs(top[0].epochs or 0)} on the training images alone. Marked: the one that went on."
-    )
+    note = f"Each was trained for {epochs(top[0].epochs or 0)} on the training images alone. Marked: the selected one."
     return make_table(columns, marked=taken, note=note)
 
 
@@ -154,7 +154,7 @@ class CostTable:
 
 
 def cost_table(facts: Facts) -> CostTable | None:
-    """Supernet training in images: the networks that came out of it share its cost, rivals have none."""
+    """Return the cost of supernet training in images, which networks from the supernet share and rivals do not have."""
     if facts.training is None or not facts.training.epochs:
         return None
     last = facts.training.epochs[-1]
@@ -169,7 +169,7 @@ def cost_table(facts: Facts) -> CostTable | None:
     rows += [[model.name, *_performance(model), "–", "–", "–"] for model in rivals]
     rows = rows or [[f"supernet ({facts.config.train.sampler})", "–", "–", "–", "–", *costs]]
     note = (
-        f"Images, per epoch × epochs; no evaluation before warm-up ends, so its number is a mean. In all "
+        f"Images, per epoch × epochs; the number of evaluations is a mean, as the warm-up has none. In total "
         f"{last.optimization_images:,} optimization and {last.evaluation_images:,} evaluation images. Corrected = "
         f"optimization + evaluation / {PAPER_RATIO}, the paper's ratio of a training step to a forward pass; "
     )
@@ -192,7 +192,7 @@ def _performance(model: Model) -> list[str]:
 
 
 def export_table(model: Model | None) -> Table | None:
-    """What the exported files cost and lose beside each other."""
+    """Return the table of size, accuracy and latency of the exported files."""
     if model is None or model.export is None or not model.export.files:
         return None
     files: Sequence = model.export.files
@@ -208,12 +208,34 @@ def export_table(model: Model | None) -> Table | None:
         "largest difference from PyTorch": agreement,
     }
     threads = f"{model.export.threads} thread{'s' if model.export.threads != 1 else ''}"
-    told = [
+    notes = [
         f"Latency of one image on {model.export.machine}, {threads}; accuracy on {model.export.images:,} test images."
     ]
-    told += [f"{left.file} could not be made: {left.why}." for left in model.export.skipped]
-    told += [f"{one[:1].upper()}{one[1:]}." for one in model.export.caveats]
-    return make_table(columns, {"precision"}, note=" ".join(told))
+    notes += [f"{left.file} could not be made: {left.why}." for left in model.export.skipped]
+    notes += [f"{one[:1].upper()}{one[1:]}." for one in model.export.caveats]
+    return make_table(columns, {"precision"}, note=" ".join(notes))
+
+
+def export_remarks(model: Model | None) -> list[str]:
+    """Return a remark for each file of a lower precision that is slower, larger or less accurate than fp32."""
+    files = model.export.files if model is not None and model.export is not None else ()
+    whole = {file.format: file for file in files if file.precision == "fp32"}
+    remarks = []
+    for file in files:
+        base = whole.get(file.format)
+        if base is None or file is base:
+            continue
+        worse = []
+        if file.latency_ms is not None and base.latency_ms is not None and file.latency_ms > base.latency_ms:
+            worse.append(f"slower ({milliseconds(file.latency_ms)} against {milliseconds(base.latency_ms)})")
+        if file.bytes > base.bytes:
+            worse.append(f"larger ({size(file.bytes)} against {size(base.bytes)})")
+        if worse:
+            remarks.append(
+                f"{file.file} is {' and '.join(worse)} than {base.file} on this machine: {file.precision} gains nothing "
+                f"here{', as often with small networks or a processor without instructions for it' if 'slower' in worse[0] else ''}."
+            )
+    return remarks
 
 
 def _exported_top1(export: Exported, top1: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a search was worth: the network it found beside random ones within the same budget that were trained the same way."""
+"""The worth of a search: its network compared with random ones of the same budget that were trained the same way."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ CHANCE = 1.96  # standard errors: 95%
 
 
 def worth(facts: Facts) -> str | None:
-    """Return the sentence that compares the chosen network with random ones; None where the run has none to compare."""
+    """Return a sentence that compares the chosen network with random ones, or None if the run has no such networks."""
     chosen, others = facts.chosen, [model.test for model in random_rivals(facts) if model.test is not None]
     if chosen is None or chosen.test is None or chosen.test.withheld or not others:
         return None
@@ -22,13 +22,13 @@ def worth(facts: Facts) -> str | None:
     random = mean(accuracies)
     error = difference_error(chosen.test, others)
     return (
-        f"The found network has {percent(own)} on the test set; {_rivals_told(accuracies)}: "
+        f"The found network has {percent(own)} on the test set; {_describe_rivals(accuracies)}: "
         f"{_judgement(round(own, 3) - round(random, 3), error, len(others))} ({_doubt(chosen.test.images, error, len(others))})."
     )
 
 
 def random_rivals(facts: Facts) -> list[Model]:
-    """Return the tested random networks within the budget of the chosen network's search that were trained as it was."""
+    """Return the tested random networks within the budget of the chosen network's search, trained in the same way."""
     chosen, search = facts.chosen, facts.search_of(facts.chosen)
     if chosen is None or search is None:
         return []
@@ -37,7 +37,7 @@ def random_rivals(facts: Facts) -> list[Model]:
 
 
 def trained_alike(one: Model, other: Model) -> bool:
-    """Whether two networks were trained by the same recipe, for as long, from the same kind of weights."""
+    """Return whether two networks were trained by the same recipe, equally long, from the same kind of weights."""
     if one.asked is not None and other.asked is not None:
         return _settings(one) == _settings(other)
     same = ("recipe", "epochs", "inherit", "teacher")
@@ -53,9 +53,9 @@ def _settings(model: Model) -> dict[str, object]:
 def difference_error(own: Tested, others: Sequence[Tested]) -> float:
     """Return the standard error of the accuracy of one network minus the mean accuracy of others.
 
-    The networks saw the same images. Where it is known which of them each one classified correctly, the error comes from
-    the differences image by image; else as if from independent samples, which errs towards caution. The spread between
-    several others is added: another draw of them would have had another mean.
+    The networks saw the same images. If it is known which of them each network classified correctly, the error follows
+    from the differences image by image; otherwise it is that of independent samples, which is cautious. The spread
+    between several others is added, because another draw of them would have another mean.
     """
     spread = stdev(test.top1 for test in others) if len(others) > 1 else 0.0
     right, theirs = own.correct_images, [test.correct_images for test in others]
@@ -72,7 +72,7 @@ def _binomial(test: Tested) -> float:
     return test.top1 * (1 - test.top1) / test.images
 
 
-def _rivals_told(accuracies: Sequence[float]) -> str:
+def _describe_rivals(accuracies: Sequence[float]) -> str:
     if len(accuracies) == 1:
         return f"a random network within the same budget, trained the same way, has {percent(accuracies[0])}"
     low, high = percent(min(accuracies)), percent(max(accuracies))
@@ -83,7 +83,7 @@ def _rivals_told(accuracies: Sequence[float]) -> str:
 
 
 def _judgement(difference: float, error: float, rivals: int) -> str:
-    """Return what the difference, as it is printed, says of the search."""
+    """Return the conclusion about the search from the difference, as the page shows it."""
     they, are = ("the random network", "is") if rivals == 1 else ("the random networks", "are")
     size, chance = points(abs(difference)), abs(difference) <= CHANCE * error
     if difference > 0 and not chance:

@@ -1,4 +1,4 @@
-"""Everything that can be set, with its defaults: presets and config files are YAML, `--set key=value` changes one value."""
+"""The loading of settings: presets and config files are YAML, and `--set key=value` changes a single value."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from greedynas.data.settings import Told, stored_settings
+from greedynas.data.settings import DataOptions, stored_settings
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.yaml_files import parse_value, read_yaml
 from greedynas.settings.experiments import EXPERIMENTS
@@ -16,14 +16,15 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def preset_names() -> list[str]:
-    """What stands in for a config file: those that ship, and `auto`, which is made for the data it is given."""
+    """Return the names of the built-in presets and `auto`, whose settings are chosen for the data."""
     return sorted([AUTO, *(file.stem for file in PRESETS.glob("*.yaml"))])
 
 
 def load_preset(source: str | Path, changes: dict[str, Any] | None = None, section: str = "train") -> Config:
-    """Return the settings of a preset or a YAML file, with changes by (dotted) key. `auto` is not among them (`jobs.resolving`).
+    """Return the settings of a preset or a YAML file, with changes by (dotted) key.
 
-    A bare key such as `lr` means the one of `section`, else the only section that has it.
+    A bare key such as `lr` means the setting in `section`, or else in the only section that has it. The preset `auto`
+    is handled by `jobs.resolving`.
     """
     if str(source) in preset_names():
         data = read_yaml(PRESETS / f"{source}.yaml", "config file")
@@ -32,7 +33,7 @@ def load_preset(source: str | Path, changes: dict[str, Any] | None = None, secti
     else:
         raise unknown("preset", str(source), [*preset_names(), "or a YAML file"])
     of_a_run = "schema_version" in data
-    for key in ("schema_version", "versions"):  # the config.yaml of a run is a config like any other,
+    for key in ("schema_version", "versions"):  # also the config.yaml of a run can be loaded
         data.pop(key, None)
     changes = changes or {}
     config = changed({"name": Path(source).stem, **data}, changes, str(source), section)
@@ -40,9 +41,9 @@ def load_preset(source: str | Path, changes: dict[str, Any] | None = None, secti
 
 
 def _of_a_run(config: Config, changes: dict[str, Any], source: str, section: str) -> Config:
-    """Return the settings of a run, but that nothing is fetched which the changes do not ask for: it may be somebody else's."""
+    """Return the settings of an existing run. It may be untrusted, so only the changes can ask for downloads."""
     places = resolved(changes, section)
-    told = Told(places.get("data.source"), places.get("data.root"), bool(places.get("data.download")))
+    told = DataOptions(places.get("data.source"), places.get("data.root"), bool(places.get("data.download")))
     return config.model_copy(update={"data": stored_settings(config.data, told, source)})
 
 
@@ -60,12 +61,12 @@ def changed(data: dict[str, Any], changes: dict[str, Any], source: str, section:
 
 
 def changed_section(config: Config, section: str, changes: dict[str, Any]) -> Any:
-    """Return one section of a run's settings with changes to it alone."""
+    """Return one section of a run's settings with changes. Changes to other sections are refused."""
     current = getattr(config, section)
     for key in changes:
         path = resolve_key(key, section)
         if path[0] != section:
-            raise GreedyNASError(f"{'.'.join(path)} is fixed in this run; here only {section}.* can be set")
+            raise GreedyNASError(f"{'.'.join(path)} is fixed in this run; only {section}.* can be set here")
     values = {resolve_key(key, section)[1]: value for key, value in changes.items()}
     try:
         return type(current).model_validate({**current.model_dump(), **values})
@@ -85,7 +86,7 @@ def validated(data: dict[str, Any], source: str) -> Config:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`["lr=0.1", "data.flip=false"]` -> values by key, read as YAML."""
+    """Return values by key from assignments such as `["lr=0.1", "data.flip=false"]`. Values are read as YAML."""
     changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -95,13 +96,13 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             value = parse_value(text)
         except ValueError as error:
             raise GreedyNASError(f"--set {key.strip()}: cannot read the value {text!r:.100} ({error!s:.200})") from None
-        if repr(changes.setdefault(key.strip(), value)) != repr(value):  # not a number is not equal to itself
+        if repr(changes.setdefault(key.strip(), value)) != repr(value):  # repr, because NaN does not equal itself
             raise GreedyNASError(f"--set {key.strip()} is given twice: {changes[key.strip()]!r:.60} and {value!r:.60}")
     return changes
 
 
 def all_keys() -> list[str]:
-    """Every setting by its dotted name."""
+    """Return the dotted names of all settings."""
     keys = []
     for name, field in Config.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
@@ -111,7 +112,8 @@ def all_keys() -> list[str]:
 
 def resolve_key(key: str, section: str) -> list[str]:
     keys = all_keys()
-    candidates = [name for name in keys if name == key or name.endswith(f".{key}")]
+    # A bare key never means the fine-tuning of a base, which has the keys of `retrain`.
+    candidates = [name for name in keys if name == key or (name.endswith(f".{key}") and not name.startswith("adapt."))]
     for exact in (key, f"{section}.{key}"):
         if exact in keys:
             return exact.split(".")
@@ -119,11 +121,12 @@ def resolve_key(key: str, section: str) -> list[str]:
         return candidates[0].split(".")
     if candidates:
         raise GreedyNASError(f"setting {key!r} is ambiguous: {' or '.join(candidates)}")
-    raise GreedyNASError(_unknown_setting(key))
+    head, _, name = key.partition(".")
+    raise EXPERIMENTS.unknown(name) if head == "experimental" and name else GreedyNASError(_unknown_setting(key))
 
 
 def resolved(changes: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return changes by the full names of their settings; two names of one setting must not say different things."""
+    """Return changes by the full names of their settings, and refuse two different values for the same setting."""
     found: dict[str, Any] = {}
     for key, value in changes.items():
         name = ".".join(resolve_key(key, section))

@@ -1,4 +1,4 @@
-"""Recipes: how a found network is trained from scratch. A recipe brings numbers, an optimizer and a learning-rate schedule.
+"""Recipes describe how a found network is trained from scratch: by numbers, an optimizer and a learning rate schedule.
 
 The paper's two recipes are in `greedynas.stages.recipes`. A plugin adds another one:
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-LARGEST_WARMUP = 1 / 5  # of all epochs
+LARGEST_WARMUP = 1 / 5  # as a share of all epochs
 NEEDED = ("epochs", "batch_size", "lr")
-LOOP = {"label_smoothing": 0.0, "dropout": 0.0, "ema": 0.0}  # what the loop itself does, with any recipe; 0: off
+LOOP = {"label_smoothing": 0.0, "dropout": 0.0, "ema": 0.0}  # done by the training loop with any recipe; 0: off
 OPTIONAL = ("momentum", "weight_decay", "warmup_epochs", "eps", "decay_rate", "decay_epochs")
 KEYS = (*NEEDED, *LOOP, *OPTIONAL)
 
 
 class LearningRateSchedule(Protocol):
-    """What sets the learning rate of an optimizer, such as a scheduler of timm."""
+    """An object that sets the learning rate of an optimizer, such as a scheduler of timm."""
 
     def step_update(self, num_updates: int, /) -> None:
-        """Set the learning rate of the update that follows `num_updates` others."""
+        """Set the learning rate of the next update, after `num_updates` earlier ones."""
 
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """The numbers of one training by a recipe, complete. None is a number that the recipe does not have.
+    """The complete numbers of one training by a recipe. A number that the recipe does not have is None.
 
     Example:
         >>> import greedynas
@@ -51,7 +51,7 @@ class ResolvedRecipe:
     name: str
     epochs: int
     batch_size: int
-    lr: float  # the highest, at this batch size
+    lr: float  # the highest learning rate, at this batch size
     momentum: float | None
     weight_decay: float | None  # not on BatchNorm and biases
     label_smoothing: float
@@ -85,17 +85,17 @@ class Recipe:
 
     Attributes:
         defaults: The recipe's numbers by the keys of the section `retrain`. `epochs`, `batch_size` and `lr` (the highest, at
-            that batch size) are needed. A key of OPTIONAL that is missing here does not exist in this recipe: setting it is
-            refused.
-        make_optimizer: Takes the network and the resolved numbers, and returns the optimizer. All that it remembers between
-            steps has to be in its `state` by parameter, as tensors or numbers: that is what checkpoints hold.
-        make_schedule: Takes the optimizer, the resolved numbers and the steps of an epoch, and returns what sets the learning
-            rate.
-        extensible: Whether the learning rates of the first epochs do not depend on how many epochs follow, so that a finished
-            training can go on for more.
+            that batch size) are required. A key of OPTIONAL that is missing here does not exist in this recipe, and
+            setting it is refused.
+        make_optimizer: A function that takes the network and the resolved numbers, and returns the optimizer. All that
+            it keeps between steps must be in its `state` by parameter, as tensors or numbers, for checkpoints.
+        make_schedule: A function that takes the optimizer, the resolved numbers and the steps of an epoch, and returns
+            the schedule of the learning rate.
+        extensible: Whether the learning rates of the first epochs are independent of the number of epochs that follow,
+            so that a finished training can be continued.
 
     Raises:
-        GreedyNASError: The numbers lack a needed key, or have one that is not in KEYS.
+        GreedyNASError: A required key is missing from the numbers, or a key is not in KEYS.
 
     Example:
         >>> import greedynas
@@ -120,7 +120,7 @@ class Recipe:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """Return the default of every key; None where the recipe has no such number."""
+        """The default of every key, or None if the recipe has no such number."""
         return {**dict.fromkeys(KEYS), **LOOP, **self.defaults}
 
 
@@ -129,15 +129,16 @@ RECIPES: Registry[Recipe] = Registry(
     {
         "sgd": "greedynas.stages.recipes:SGD",
         "rmsprop": "greedynas.stages.recipes:RMSPROP",
+        "finetune": "greedynas.stages.recipes:FINETUNE",
     },
 )
 
 
 def known_recipe(name: str) -> str:
-    """Return the name of a recipe, for settings.
+    """Return the name of a recipe if it is known, for the validation of settings.
 
     Args:
-        name: What the user wrote.
+        name: The name.
 
     Returns:
         The same name.
@@ -151,5 +152,5 @@ def known_recipe(name: str) -> str:
 
 
 def limited_warmup(epochs: float | None, all_epochs: int) -> float | None:
-    """Return the epochs of the warm-up: a short training has a short one."""
+    """Return the epochs of the warm-up, limited to a share of all epochs."""
     return None if epochs is None else min(epochs, LARGEST_WARMUP * all_epochs)

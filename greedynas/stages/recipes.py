@@ -1,7 +1,8 @@
-"""The paper's two ways to train a found network from scratch, built from timm's parts.
+"""The paper's two recipes for training a found network from scratch, built from timm's parts.
 
-`sgd` is ProxylessNAS's (Cai et al., 2019), for networks without SE; `rmsprop` is MnasNet's (Tan et al., 2019), for networks
-with SE. Everything in them can be set. `greedynas.settings.recipes` says what a recipe is and how to add one.
+`sgd` is the recipe of ProxylessNAS (Cai et al., 2019), for networks without SE; `rmsprop` is that of MnasNet (Tan et
+al., 2019), for networks with SE. Every number can be set. `greedynas.settings.recipes` explains what a recipe is and
+how to add one.
 """
 
 from dataclasses import fields
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def make_recipe(settings: RetrainSettings) -> ResolvedRecipe:
-    """Return the numbers of a training: the recipe's own where the settings have none.
+    """Return the numbers of a training: those of the settings, and the recipe's own where a setting is not given.
 
-    The learning rate is proportional to the batch size.
+    The learning rate is scaled in proportion to the batch size.
 
     Args:
         settings: The section `retrain` of the settings.
@@ -31,7 +32,7 @@ def make_recipe(settings: RetrainSettings) -> ResolvedRecipe:
         All numbers of the training.
 
     Raises:
-        GreedyNASError: A number is set that the recipe does not have, or `randaugment` is not in timm's notation.
+        GreedyNASError: A setting is given that the recipe does not have, or `randaugment` is not in timm's notation.
     """
     own = RECIPES[settings.recipe].numbers
     check_randaugment(settings.randaugment)
@@ -62,7 +63,7 @@ def make_optimizer(network: nn.Module, recipe: ResolvedRecipe) -> torch.optim.Op
 def make_schedule(
     optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps_per_epoch: int
 ) -> LearningRateSchedule:
-    """Return the learning-rate schedule of a recipe: `step_update(n)` sets the rate of the update that follows n others.
+    """Return the learning-rate schedule of a recipe: `step_update(n)` sets the rate of the update after the first n.
 
     Args:
         optimizer: The optimizer whose learning rate is set.
@@ -75,21 +76,23 @@ def make_schedule(
     return RECIPES[recipe.name].make_schedule(optimizer, recipe, steps_per_epoch)
 
 
-# What the two are made of; other recipes may use it as well
+# Parts of both recipes, which other recipes may use as well
 
 
 def sgd_optimizer(network: nn.Module, recipe: ResolvedRecipe) -> torch.optim.Optimizer:
-    """Return SGD with Nesterov momentum; no weight decay on BatchNorm and biases."""
-    return _timm_optimizer("sgd" if recipe.momentum else "momentum", network, recipe)  # timm's sgd is with Nesterov
+    """Return SGD with Nesterov momentum, without weight decay on BatchNorm and biases."""
+    return _timm_optimizer(
+        "sgd" if recipe.momentum else "momentum", network, recipe
+    )  # timm's sgd uses Nesterov momentum
 
 
 def rmsprop_optimizer(network: nn.Module, recipe: ResolvedRecipe) -> torch.optim.Optimizer:
-    """Return TensorFlow's RMSProp; no weight decay on BatchNorm and biases."""
+    """Return TensorFlow's RMSProp, without weight decay on BatchNorm and biases."""
     return _timm_optimizer("rmsproptf", network, recipe, eps=recipe.eps)
 
 
 def cosine_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps_per_epoch: int) -> "Scheduler":
-    """Return a cosine to 0 by step, after a linear warm-up from 0."""
+    """Return a schedule that follows a cosine to 0, updated at every step, after a linear warm-up from 0."""
     from timm.scheduler import CosineLRScheduler  # type: ignore[attr-defined]
 
     warmup = round((recipe.warmup_epochs or 0) * steps_per_epoch)
@@ -98,12 +101,12 @@ def cosine_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, st
 
 
 def step_schedule(optimizer: torch.optim.Optimizer, recipe: ResolvedRecipe, steps_per_epoch: int) -> "Scheduler":
-    """Return a rate that is multiplied by `decay_rate` every `decay_epochs`, after a linear warm-up from 0."""
+    """Return a schedule that scales the rate by `decay_rate` every `decay_epochs`, after a linear warm-up from 0."""
     from timm.scheduler import StepLRScheduler  # type: ignore[attr-defined]
 
     warmup = round((recipe.warmup_epochs or 0) * steps_per_epoch)
     every, rate = (recipe.decay_epochs or 1) * steps_per_epoch, recipe.decay_rate or 1.0
-    # Without a prefix, decay is counted from epoch 0 and not from the end of the warm-up.
+    # Without a prefix, the decay counts from epoch 0 and not from the end of the warm-up.
     return StepLRScheduler(optimizer, every, rate, warmup_t=warmup, warmup_prefix=False, t_in_epochs=False)  # type: ignore[arg-type]
 
 
@@ -140,6 +143,24 @@ RMSPROP = Recipe(
     rmsprop_optimizer,
     step_schedule,
     extensible=True,
+)
+
+
+# For weights that were trained before: a small learning rate, and the average of the last weights.
+FINETUNE = Recipe(
+    {
+        "epochs": 20,
+        "batch_size": 32,
+        "lr": 0.005,
+        "momentum": 0.9,
+        "weight_decay": 4e-5,
+        "label_smoothing": 0.1,
+        "dropout": 0.1,
+        "ema": 0.99,
+        "warmup_epochs": 0.0,
+    },
+    sgd_optimizer,
+    cosine_schedule,
 )
 
 

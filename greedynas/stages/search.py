@@ -1,59 +1,59 @@
-"""Searches on a run's supernet: each is a folder `searches/NAME` with a `search.json` that also resumes it."""
+"""Searches on a run's supernet: each writes `searches/NAME/search.json`, from which it can also be resumed."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from torch import Tensor
 
 from greedynas.data.datasets import Data
-from greedynas.data.settings import Told
-from greedynas.gpu import engine
+from greedynas.data.settings import DataOptions
+from greedynas.greedy.methods.method import Method
+from greedynas.greedy.samplers.learning import probabilities_in
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.greedy.schedule import Schedule
-from greedynas.greedy.search import search_steps
 from greedynas.greedy.searchers import SEARCHERS
 from greedynas.greedy.searchers.choice import choose
 from greedynas.greedy.searchers.task import Accuracies, Found, Plan, Searched, Task, make_task
-from greedynas.greedy.settings import SearchSettings
+from greedynas.greedy.settings import EVALUATORS, SearchSettings
 from greedynas.greedy.state import TrainState
-from greedynas.greedy.validation import EVALUATORS, SupernetAccuracies
-from greedynas.models.supernet import Supernet
+from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.rundir.arch_file import path_arch, read_arch, write_arch
-from greedynas.rundir.checkpoints import Checkpoint, Checkpoints, fitting, load_weights, net_weights
+from greedynas.rundir.progress import Progress
 from greedynas.rundir.run_directory import NAME
 from greedynas.rundir.schemas import VERSIONS, Chosen, Evaluated
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError, first_problem, unknown
 from greedynas.runtime.files import read_json, write_json
 from greedynas.runtime.parallel import ranks
-from greedynas.runtime.terminal import text_column
-from greedynas.runtime.text import logger
+from greedynas.runtime.text import logger, percent
 from greedynas.settings.experiments import hooks_of
 from greedynas.settings.loading import changed_section, parse_assignments
 from greedynas.settings.schema import Config
-from greedynas.spaces.budget import Budget, Limits, parse_limits, told_count
+from greedynas.spaces.budget import Budget, Limits, parse_limits, short_limit
 from greedynas.spaces.latency import load_latency_table
 from greedynas.spaces.paths import OpPath
 from greedynas.spaces.space import Space
-from greedynas.stages.run import Run, choose_precisions, read_run_config, read_run_data, supernet_of
-from greedynas.stages.search_summary import _choice_told
+from greedynas.stages.run import Run, choose_precisions, read_run_config
+from greedynas.stages.search_summary import describe_result_choice
+from greedynas.stages.trained_supernet import load_supernet, unfinished_sentence, unfinished_step
 
 SCHEMA_VERSION = VERSIONS["search"]
 BALANCED = "balanced accuracy"
+FOR_FRONTS = "evolution"
+FROM_POOL = ("evolution", "model", "aging", "local", "reinforce")  # built-in searchers that start from the pool
+BUILT_IN = (*FROM_POOL, "derivation", "random")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One search: what `search.json` must agree with to be resumed."""
+    """The settings of one search, which must agree with `search.json` to resume it."""
 
     name: str
     budget: Budget
@@ -67,31 +67,41 @@ class Request:
 def make_requests(
     folder: Path,
     limits: Limits,
-    searcher: str,
+    searcher: str | None,
     objectives: tuple[str, ...],
     pool_init: bool,
     name: str | None,
     assignments: list[str],
     seed: int | None,
     settings: SearchSettings | None = None,
+    now: bool = False,
 ) -> list[Request]:
-    """The searches that a command line asks for: one, or one for each value of the limit that is given several times."""
-    if searcher not in SEARCHERS:
+    """Return the requested searches: one, or one for each value of a limit that is given several times.
+
+    Without a searcher, the run's usual one is taken. With `now`, they are of the newest checkpoint of a supernet that may not
+    be fully trained, whose step their default names end with.
+    """
+    if searcher is not None and searcher not in SEARCHERS:
         raise SEARCHERS.unknown(searcher)
     for objective in objectives:
         if objective not in limits:
             raise unknown("objective", objective, list(limits))
     config = read_run_config(folder)
     settings = settings or changed_section(config, "search", parse_assignments(assignments))
+    usual = usual_searcher(config, settings, objectives)
+    searcher = searcher or usual
+    if searcher == "derivation" and objectives:
+        raise GreedyNASError("the searcher 'derivation' takes one path within limits; for --front, use evolution")
     budgets = parse_limits(limits)
     if name is not None and (len(budgets) > 1 or not NAME.fullmatch(name)):
         raise GreedyNASError(
-            f"--name names one search, in letters, digits, '.', '_' and '-': got {name!r} for {len(budgets)}"
+            f"--name names one search, with letters, digits, '.', '_' and '-'; got {name!r} for {len(budgets)} searches"
         )
     chosen = config.seed if seed is None else seed
+    step = unfinished_step(folder, config) if now else None
     return [
         Request(
-            name or default_name(budget, searcher, objectives, pool_init),
+            name or _at_step(default_name(budget, searcher, objectives, pool_init, usual), step),
             budget,
             searcher,
             objectives,
@@ -109,23 +119,31 @@ def search_stage(
     latency_table: Path | None,
     console: Console,
     data: Data | None = None,
-    named: Told | None = None,
+    named: DataOptions | None = None,
+    now: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run (or resume) searches in a run directory; the chosen networks go to `models/NAME/arch.json`."""
+    """Run or resume searches in a run directory, and return their records.
+
+    The chosen networks are written to `models/NAME/arch.json`. With `now`, a supernet that is not fully trained is
+    searched as well, which the records say.
+    """
     with Run.open(folder, named) as run:
         config = run.config()
-        net, state, data, precision = load_supernet(run, config, data)
+        net, state, data, precision = load_supernet(run, config, data, now=now)
+        if state.stopped is None:
+            console.print(f"{unfinished_sentence(state.epoch, state.step)}", highlight=False, markup=False)
         latency = None
         if latency_table is not None:
             table = load_latency_table(latency_table)
             latency = table.cost_table(net.space)
             if table.unpriceable_share() > 0:
-                told = f"{table.unpriceable_share():.1%} of all paths use an op that {latency_table} has no latency for"
-                logger.info("%s; a latency limit leaves them out", told)
-                console.print(f"{told}; a latency limit leaves them out", highlight=False, markup=False)
+                note = f"{table.unpriceable_share():.1%} of all paths use an op that {latency_table} has no latency for"
+                logger.info("%s; a latency limit excludes them", note)
+                console.print(f"{note}; a latency limit excludes them", highlight=False, markup=False)
         hooks = hooks_of(config.experimental)
-        tasks = [make_task(net.space, request.budget, request.objectives, latency, hooks.score) for request in requests]
-        for task in tasks:  # refuses a budget that no path keeps, before any work
+        score = hooks.refine_score(hooks.score, net.space, data, config.seed)
+        tasks = [make_task(net.space, request.budget, request.objectives, latency, score) for request in requests]
+        for task in tasks:  # raises an error for a budget that no path keeps, before any work is done
             task.sample(1, np.random.default_rng(0))
         settings = requests[0].settings
         accuracies = EVALUATORS[settings.evaluator](net, data, settings, config.seed, precision)
@@ -133,57 +151,26 @@ def search_stage(
             schedule = Schedule(config.train, len(data.train))
             accuracies = hooks.accuracies(accuracies, run.supernet, schedule, state.step)
         pool = [path for path, _ in state.pool.best()]
+        precision = choose_precisions(config, choose_device(config.device))[0]
+
+        def steps(
+            plan: Plan, evaluate: Accuracies, searcher: str, earlier: Sequence[Found], home: Path
+        ) -> Iterator[Searched]:
+            return hooks.search(plan, evaluate, searcher, earlier, home, config.train, precision)
+
         results = []
         for request, task in zip(requests, tasks, strict=True):
             results.append(
-                run_search(run.folder, request, task, accuracies, data, pool, state.step, console, config.experimental)
+                run_search(
+                    run.folder, request, task, accuracies, data, pool, state, console, config.experimental, steps
+                )
             )
         ranks.on_first(lambda: write_json(folder / "arch.json", read_arch(folder, requests[0].name)))
     return results
 
 
-def load_supernet(run: Run, config: Config, data: Data | None = None) -> tuple[Supernet, TrainState, Data, str]:
-    """Return the trained supernet of a run, its state, its data, and the precision to evaluate in."""
-    tensors, state = _finished_checkpoint(run.load_checkpoint(), config, run.folder)
-    device = choose_device(config.device)
-    engine.use(config.engine)
-    data = data or read_run_data(run, config, device)
-    run.check_data(data)
-    net = _with_weights(config, tensors, len(data.class_names), device, run.folder)
-    return net, state, data, choose_precisions(config, device)[1]
-
-
-def supernet_in(folder: Path, device: torch.device) -> Supernet:
-    """Return the trained supernet of a run directory. Neither its lock is taken nor are its images read."""
-    config = read_run_config(folder)
-    tensors, _ = _finished_checkpoint(Checkpoints(folder / "supernet").load(), config, folder)
-    classifier = tensors.get("net.classifier.weight")
-    classes = config.space.num_classes if classifier is None else len(classifier)
-    return _with_weights(config, tensors, classes, device, folder)
-
-
-def _finished_checkpoint(
-    checkpoint: Checkpoint | None, config: Config, folder: Path
-) -> tuple[dict[str, Tensor], TrainState]:
-    """Return the tensors and the state of a checkpoint of a training that is over."""
-    if checkpoint is None:
-        raise GreedyNASError(f"{folder} has no supernet yet; train one with greedynas train")
-    with fitting(folder / "supernet"):
-        state = TrainState.from_json(checkpoint[1], config.space)
-    if state.stopped is None:
-        raise GreedyNASError(
-            f"the supernet in {folder} is not fully trained (step {state.step}); give its train command again"
-        )
-    return checkpoint[0], state
-
-
-def _with_weights(
-    config: Config, tensors: dict[str, Tensor], num_classes: int, device: torch.device, folder: Path
-) -> Supernet:
-    net = supernet_of(config, num_classes, device)
-    with fitting(folder / "supernet"):
-        load_weights(net, net_weights(tensors))
-    return net
+def _at_step(name: str, step: int | None) -> str:
+    return name if step is None else f"{name}-step-{step}"
 
 
 def run_search(
@@ -193,38 +180,44 @@ def run_search(
     accuracies: Accuracies,
     data: Data,
     pool: list[OpPath],
-    step: int,
+    state: TrainState,
     console: Console,
     experimental: dict[str, Any],
+    steps: Callable[[Plan, Accuracies, str, Sequence[Found], Path], Iterator[Searched]],
 ) -> dict[str, Any]:
-    """Run one search, saved after every generation, and choose its network."""
+    """Run one search, save it after every generation, and return its record with the chosen network."""
     file = folder / "searches" / request.name / "search.json"
-    wanted = _settings_json(request, task, step, experimental, accuracies, data.balanced)
+    wanted = _settings_json(request, task, state, experimental, accuracies, data.balanced)
     known = ranks.on_first(lambda: [astuple(entry) for entry in read_search(file, wanted, task.space)])
     earlier = [Found(tuple(path), *rest) for path, *rest in known]
     before: dict[str, Any] | None = ranks.on_first(lambda: read_chosen(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = request.settings
     first = pool if request.pool_init else []
-    plan = Plan(task, first, settings.population, settings.generations, request.seed)
-    generations = search_steps(plan, accuracies, request.searcher, earlier)
+    probabilities = probabilities_in(state.memory, task.space.num_ops)
+    plan = Plan(task, first, settings.population, settings.generations, request.seed, probabilities)
+    generations = steps(plan, accuracies, request.searcher, earlier, file.parent)
+    written = set(earlier)
     start, searched = time.perf_counter(), Searched(task)
-    with _progress(console) as progress:
-        bar = progress.add_task(f"search {request.name}", total=settings.generations, told="")
+    title, total = f"search {request.name}", plan.evaluations
+    if earlier and before is None:
+        text = f"Resuming {title}: {len(earlier):,} of at most {total:,} paths are evaluated"
+        console.print(text, highlight=False, markup=False)
+    with Progress(console, title, total, len(earlier), unit="path", folder=file.parent) as progress:
         for searched in generations:
-            if len(searched.found) > len(earlier):
+            if not written.issuperset(searched.found):
                 write_json(file, {**wanted, **_found_json(searched)})
-            told = f"evaluated {len(searched.found)}  best {searched.best.accuracy:.4f}"
-            progress.update(bar, advance=1, told=told)
+            best = searched.best.accuracy
+            progress.update(len(searched.found), [f"best {percent(best)} on the supernet"], best=best)
     result = {**wanted, **_found_json(searched), "seconds": time.perf_counter() - start}
-    images = float(getattr(accuracies, "images", len(data.val)))  # behind every accuracy
+    images = float(getattr(accuracies, "images", len(data.val)))  # that each accuracy is measured on
     result["chosen"] = chosen = chosen_json(request, searched, images, before)
     if before is not None and before.get("path") != chosen["path"]:
         ranks.on_first(lambda: refuse_trained(folder, request.name))
     write_json(file, result)
     ranks.on_first(lambda: write_arch(folder, {key: chosen[key] for key in chosen if key != "choice"}))
     logger.info(
-        "search %s: %d of the first generation from the pool, %d random; %d evaluated, %d rejected; best %.4f",
+        "search %s: %d paths of the first generation from the pool, %d random; %d evaluated, %d rejected; best %.4f",
         request.name,
         searched.from_pool,
         sum(entry.generation == 0 for entry in searched.found) - searched.from_pool,
@@ -232,7 +225,7 @@ def run_search(
         searched.rejected,
         searched.best.accuracy,
     )
-    if how := _choice_told(result):
+    if how := describe_result_choice(result):
         logger.info("search %s: %s", request.name, how)
     return result
 
@@ -241,16 +234,17 @@ _FOUND = TypeAdapter(list[Evaluated])
 
 
 def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]:
-    """What an interrupted search of the same settings has evaluated; other settings under its name are refused.
+    """Return the paths that an interrupted search of this name has evaluated; other settings are refused.
 
-    Another tolerance is none of them: it chooses again from what was evaluated.
+    The tolerance may differ: it only repeats the choice among the evaluated paths.
     """
     if not file.exists():
         return []
     saved = read_json(file)
-    if isinstance(saved.get("settings"), dict):  # with the defaults of settings that did not exist when it was written
+    if isinstance(saved.get("settings"), dict):  # settings that are newer than the file have their defaults
         free = {"tolerance": wanted["settings"]["tolerance"]}
-        saved["settings"] = {**SearchSettings().model_dump(mode="json"), **saved["settings"], **free}
+        defaults = SearchSettings().model_dump(mode="json", exclude={"searcher"})
+        saved["settings"] = {**defaults, **saved["settings"], **free}
     different = [key for key in wanted if saved.get(key) != json.loads(json.dumps(wanted[key]))]
     try:
         found = [
@@ -259,17 +253,15 @@ def read_search(file: Path, wanted: dict[str, Any], space: Space) -> list[Found]
         ]
         space.check_paths([entry.path for entry in found]) if found else None
     except (ValueError, KeyError) as error:
-        told = first_problem(error) if isinstance(error, ValidationError) else error
-        raise GreedyNASError(f"{file} cannot be read ({told}); remove it to search again") from None
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise GreedyNASError(f"{file} cannot be read ({problem}); remove it to search again") from None
     if different:
-        raise GreedyNASError(
-            f"{file.parent} holds a search with another {', '.join(different)}; give this one another --name"
-        )
+        raise GreedyNASError(f"{file.parent} holds a search with another {', '.join(different)}; choose another --name")
     return found
 
 
 def read_chosen(file: Path) -> dict[str, Any] | None:
-    """Return what a finished search chose, or None where it is not finished."""
+    """Return the network that a finished search chose, or None if the search is not finished."""
     saved = read_json(file).get("chosen")
     try:
         if saved is not None:
@@ -280,10 +272,10 @@ def read_chosen(file: Path) -> dict[str, Any] | None:
 
 
 def chosen_json(request: Request, searched: Searched, images: float, before: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the chosen network of a finished search, with what it was chosen from.
+    """Return the chosen network of a finished search, and how it was chosen.
 
-    `before` is what the same search chose before. The choice of a version without `search.tolerance` stays, because it may be
-    trained by now, unless another tolerance than the default is asked for.
+    `before` is the earlier choice of the same search. A choice by a version without `search.tolerance` is kept, because
+    the network may be trained already, unless a tolerance other than the default is requested.
     """
     tolerance = request.settings.tolerance
     if before is not None and "choice" not in before and tolerance == SearchSettings().tolerance:
@@ -292,8 +284,8 @@ def chosen_json(request: Request, searched: Searched, images: float, before: dic
             return found_json(request.name, kept[0], searched)
     choice = choose(searched, images, tolerance)
     numbers = {key: getattr(choice, key) for key in ("tolerance", "images", "margin", "tied", "within")}
-    told = {"choice": {**numbers, "best": _rows(searched, [choice.best])[0]}}
-    return {**found_json(request.name, choice.chosen, searched), **told}
+    record = {"choice": {**numbers, "best": _rows(searched, [choice.best])[0]}}
+    return {**found_json(request.name, choice.chosen, searched), **record}
 
 
 def found_json(name: str, found: Found, searched: Searched) -> dict[str, Any]:
@@ -302,52 +294,73 @@ def found_json(name: str, found: Found, searched: Searched) -> dict[str, Any]:
 
 
 def refuse_trained(folder: Path, name: str) -> None:
-    """Refuse another choice where the training of the one before has begun."""
+    """Refuse another choice if the training of the earlier one has started."""
     home = folder / "models" / name
     if (home / "retrain.json").exists():
         raise GreedyNASError(
-            f"{home} is trained already, and this tolerance chooses another network: give it another --name"
+            f"{home} is trained already, but this tolerance chooses another network: search under another --name"
         )
 
 
 def arch_json(name: str, found: Found, task: Task) -> dict[str, Any]:
-    """What `arch.json` says of a network before it is retrained."""
+    """Return the content of `arch.json` before the network is retrained."""
     more = {key: _priced(table(np.array([found.path])))[0] for key, table in task.tables.items()}
     return {**path_arch(name, found.path, task.space), **more, "supernet_accuracy": found.accuracy}
 
 
-def default_name(budget: Budget, searcher: str, objectives: tuple[str, ...], pool_init: bool) -> str:
-    """`macs-330M`, `params-5M-random`, `front-macs-params`…"""
+def usual_searcher(config: Config, settings: SearchSettings, objectives: Sequence[str] = ()) -> str:
+    """Return the searcher of a run for which none is named: derivation after a method with architecture parameters."""
+    if objectives:
+        return FOR_FRONTS
+    learned = isinstance(make_sampler(config.train.sampler), Method)
+    return settings.searcher or ("derivation" if learned else "evolution")
+
+
+def default_name(
+    budget: Budget, searcher: str, objectives: tuple[str, ...], pool_init: bool, usual: str = FOR_FRONTS
+) -> str:
+    """Return the name of a search by its settings, such as `macs-330M`, `params-5M-random` or `front-macs-params`.
+
+    The usual searcher of a run is not part of the name.
+    """
     parts = ["front", *objectives] if objectives else []
     for cost, (low, high) in budget.limits().items():
-        parts.append("-".join([cost, *(told_count(limit) for limit in (low, high) if limit is not None)]))
-    parts += ["random"] if searcher == "random" else []
-    parts += ["no-pool"] if searcher == "evolution" and not pool_init else []
+        parts.append("-".join([cost, *(short_limit(cost, limit) for limit in (low, high) if limit is not None)]))
+    parts += [searcher] if searcher in BUILT_IN and searcher != usual else []
+    parts += ["no-pool"] if searcher in FROM_POOL and not pool_init else []
     return "-".join(parts or ["all"])
 
 
 def _priced(costs: NDArray[Any]) -> list[Any]:
-    """None for a latency that the table cannot tell: JSON has no other word for it."""
+    """Return the costs with None for a latency that the table does not contain, because JSON has no NaN."""
     return [None if np.isnan(cost) else cost for cost in costs.tolist()]
 
 
 def _settings_json(
-    request: Request, task: Task, step: int, experimental: dict[str, Any], accuracies: Accuracies, balanced: bool
+    request: Request,
+    task: Task,
+    state: TrainState,
+    experimental: dict[str, Any],
+    accuracies: Accuracies,
+    balanced: bool,
 ) -> dict[str, Any]:
     supernets = getattr(accuracies, "supernets", 1)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
         "space": task.space.name,
-        "supernet_step": step,
+        "supernet_step": state.step,
+        **(
+            {"unfinished_epochs": state.epoch} if state.stopped is None else {}
+        ),  # of a supernet that is not trained yet
         **({"supernets": supernets} if supernets > 1 else {}),
         **({"experimental": experimental} if experimental else {}),
-        **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; else it is the share of correct images
+        **({"metric": BALANCED} if balanced else {}),  # of `accuracy`; without it, the share of correct images
         "searcher": request.searcher,
         "budget": request.budget.model_dump(exclude_none=True),
         "objectives": list(task.objectives),
         "pool_init": request.pool_init,
-        "settings": request.settings.model_dump(mode="json"),
+        "settings": request.settings.model_dump(mode="json", exclude={"searcher"}),
         "seed": request.seed,
     }
 
@@ -362,7 +375,7 @@ def _found_json(searched: Searched) -> dict[str, Any]:
 
 
 def _rows(searched: Searched, found: Sequence[Found]) -> list[dict[str, Any]]:
-    """Return what `search.json` says of evaluated paths."""
+    """Return the entries of `search.json` for evaluated paths."""
     paths = np.array([entry.path for entry in found])
     columns = {name: _priced(table(paths)) for name, table in searched.task.tables.items()}
     if searched.task.score is not None:
@@ -373,8 +386,3 @@ def _rows(searched: Searched, found: Sequence[Found]) -> list[dict[str, Any]]:
         | {name: values[i] for name, values in columns.items()}
         for i, entry in enumerate(found)
     ]
-
-
-def _progress(console: Console) -> Progress:
-    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[told]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)

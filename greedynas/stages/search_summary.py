@@ -1,4 +1,4 @@
-"""What a search says in the terminal: the chosen networks, fronts, and how the choice was made."""
+"""The summary of searches for the terminal: the chosen networks, how they were chosen, and the fronts."""
 
 import json
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from greedynas.rundir.schemas import Choice, Chosen
-from greedynas.runtime.text import cost, count, milliseconds, percent, points
+from greedynas.runtime.text import cost, count, epochs, milliseconds, percent, points
 
 
-def choice_told(chosen: Chosen, objectives: Sequence[str]) -> str | None:
-    """Say how a network was chosen among equals; None where it simply has the highest accuracy, or where that is not known."""
+def describe_choice(chosen: Chosen, objectives: Sequence[str]) -> str | None:
+    """Describe how a network was chosen among equals, or return None if it was the only best one or this is unknown."""
     choice = chosen.choice
     if choice is None:
         return None
@@ -34,7 +34,7 @@ def choice_told(chosen: Chosen, objectives: Sequence[str]) -> str | None:
 
 
 def _saved(chosen: Chosen, choice: Choice, objectives: Sequence[str]) -> str:
-    """Return `, with 11.1M multiply-adds instead of 31.5M`: the first objective in which the two differ."""
+    """Return `, with 11.1M multiply-adds instead of 31.5M` for the first objective in which the choice is cheaper."""
     for name in objectives:
         own, other = getattr(chosen, name), choice.best.cost(name)
         if own is not None and other is not None and own < other:
@@ -54,32 +54,38 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     for result in results:
         chosen = result["chosen"]
         counts = (f"{len(result['found']):,}", f"{result['rejected']:,}")
-        costs = [_told_cost(name, chosen[name]) for name in names]
+        costs = [_format_cost(name, chosen[name]) for name in names]
         shares = [f"{chosen[key]:.4f}" for key in (*scored, "supernet_accuracy")]
         table.add_row(Text(result["name"]), *shares, *costs, *counts, " ".join(chosen["ops"]))
     console.print(table)
     for result in results:
-        if told := _choice_told(result):
+        if "unfinished_epochs" in result:
+            trained = f"step {result['supernet_step']:,}, {epochs(result['unfinished_epochs'])}"
+            text = f"{result['name']} is preliminary: its supernet is not fully trained ({trained})."
+            console.print(text, highlight=False, markup=False)
+    for result in results:
+        if sentence := describe_result_choice(result):
             name = f"{result['name']}: " if len(results) > 1 else ""
-            console.print(f"{name}{told}", highlight=False, markup=False)
+            console.print(f"{name}{sentence}", highlight=False, markup=False)
     for result in results if with_front else ():
         front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
         for column in (*scored, accuracy, *names, "path"):
             front.add_column(column, justify="right")
         for entry in result["front"]:
-            costs = [_told_cost(name, entry[name]) for name in names]
+            costs = [_format_cost(name, entry[name]) for name in names]
             shares = [f"{entry[key]:.4f}" for key in (*scored, "accuracy")]
             front.add_row(*shares, *costs, " ".join(str(op) for op in entry["path"]))
         console.print(front)
     console.print(f"written to {folder / 'searches'} and {folder / 'models'}", highlight=False, markup=False)
 
 
-def _told_cost(name: str, value: float | None) -> str:
+def _format_cost(name: str, value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.2f}" if name == "latency_ms" else f"{value:,}"
 
 
-def _choice_told(result: dict[str, Any]) -> str | None:
+def describe_result_choice(result: dict[str, Any]) -> str | None:
+    """Describe the choice of a search by its record, see `describe_choice`."""
     chosen = Chosen.model_validate_json(json.dumps(result["chosen"]))
-    return choice_told(chosen, result["objectives"])
+    return describe_choice(chosen, result["objectives"])

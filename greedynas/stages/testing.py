@@ -1,4 +1,4 @@
-"""How good a trained network is on a set of images: what `test.json` holds."""
+"""The evaluation of a trained network on a set of images, as `test.json` holds it."""
 
 import base64
 import io
@@ -13,19 +13,18 @@ from torch.nn import functional as F
 
 from greedynas.data.class_weights import macro_accuracy
 from greedynas.data.loader import ImageSet
-from greedynas.data.transforms import denormalised
 from greedynas.rundir.schemas import VERSIONS, pack_bits
 from greedynas.runtime.rng import stream
 
 SCHEMA_VERSION = VERSIONS["test"]
-CHUNK = 256  # images at a time
-SHOWN = 12  # images at random, and as many of the most confident mistakes
-THUMBNAIL = 96  # pixels, at most
+CHUNK = 256  # images per batch
+SHOWN = 12  # number of random images, and also of the most confident mistakes
+THUMBNAIL = 96  # largest side in pixels
 
 
 @torch.no_grad()
 def predict_logits(network: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor]:
-    """Logits of all images, as they are evaluated, and their labels, on the CPU: in fp32, with running statistics."""
+    """Return the logits of all images, in fp32 with running statistics, and their labels, both on the CPU."""
     network.eval()
     logits, labels = [], []
     for chunk in np.split(np.arange(len(images)), range(CHUNK, len(images), CHUNK)):
@@ -36,12 +35,12 @@ def predict_logits(network: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor
 
 
 def top_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> float:
-    """The share of images whose class is among the k with the highest logits."""
+    """Return the share of images whose class is among the k with the highest logits."""
     return float((logits.topk(k, dim=1).indices == labels[:, None]).any(1).float().mean())
 
 
 def assess(network: nn.Module, images: ImageSet, class_names: Sequence[str], seed: int) -> dict[str, Any]:
-    """Accuracies, the confusion matrix, and a few images with what the network takes them for."""
+    """Return accuracies, the confusion matrix, and a few images with the network's predictions."""
     logits, labels = predict_logits(network, images)
     classes, predicted = len(class_names), logits.argmax(1)
     pairs = torch.bincount(labels * classes + predicted, minlength=classes**2)
@@ -57,7 +56,7 @@ def assess(network: nn.Module, images: ImageSet, class_names: Sequence[str], see
         "class_names": list(class_names),
         "per_class": [hit / count if count else None for hit, count in zip(hits, counts, strict=True)],
         "confusion": confusion.tolist(),
-        "correct": pack_bits((predicted == labels).numpy()),  # image by image, to compare networks on the same ones
+        "correct": pack_bits((predicted == labels).numpy()),  # of each image, to compare networks on the same images
         "samples": _samples(logits.softmax(1), labels, images, seed),
     }
 
@@ -79,12 +78,12 @@ def _samples(probabilities: Tensor, labels: Tensor, images: ImageSet, seed: int)
             "probability": float(confidence[i]),
             "top": [[int(k), float(p)] for p, k in zip(*row, strict=True)],
         }
-        for i, pixels, *row in zip(shown, denormalised(pictures).cpu(), best.values, best.indices, strict=True)
+        for i, pixels, *row in zip(shown, images.view.pixels(pictures).cpu(), best.values, best.indices, strict=True)
     ]
 
 
 def _thumbnail(pixels: Tensor) -> str:
-    """(size, size, channels) as a PNG that a page can hold."""
+    """Return a thumbnail of the pixels (size, size, channels) as the data URL of a PNG."""
     image = Image.fromarray(pixels.squeeze(2).numpy())
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     file = io.BytesIO()

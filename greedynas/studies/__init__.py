@@ -1,1 +1,1 @@
-"""The paper's questions as commands: is the ranking real, which method finds what, what does each part bring?"""
+"""The paper's studies as commands: the quality of rankings, the networks each method finds, the effect of each part."""

@@ -1,7 +1,8 @@
-"""Methods that compete: each trains a supernet and searches it; what it finds is retrained, or looked up in a ground truth.
+"""Contests between methods that train supernets and search them; found networks are retrained, or looked up in a truth.
 
-What `study methods` and `study ablation` share. Three kinds of parts: a supernet with its searches, a network drawn without
-any, and a retraining. A network that several methods find with the same seed is retrained once for all of them.
+`study methods` and `study ablation` share this module. There are three kinds of parts: a supernet with its searches, a
+network drawn without a search, and a retraining. A network that several methods find with the same seed is retrained
+once for all of them.
 """
 
 import shutil
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from greedynas.data.specs import FORMS
-from greedynas.greedy.schedule import Schedule, corrected_images
+from greedynas.greedy.samplers.sampler import make_sampler
+from greedynas.greedy.schedule import Schedule, corrected_images, epochs_within
 from greedynas.greedy.settings import SearchSettings, TrainSettings
 from greedynas.jobs.resolving import load_config
 from greedynas.runtime.devices import choose_device
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command lines of both studies ask for."""
+    """The options of the command lines of both studies."""
 
     preset: str
     changes: dict[str, Any]  # settings; those of one method start with its name
@@ -49,13 +51,13 @@ class Options:
     seeds: tuple[int, ...] = (0, 1, 2)
     retrain_seeds: int = 1  # trainings of each found network
     latency_table: Path | None = None
-    truth: Path | None = None  # stands in for retraining
+    truth: Path | None = None  # replaces retraining
     keep: bool = True  # the run directories
     jobs: int | None = None
     quick: bool = False  # small sizes
 
-    def told(self) -> dict[str, Any]:
-        """For `study.json`."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the options for `study.json`."""
         return {
             "preset": self.preset,
             "set": self.changes,
@@ -82,10 +84,10 @@ class Search:
 def contest_config(
     options: Options, names: Sequence[str] = (), name: str | None = None, sampler: str | None = None
 ) -> Config:
-    """The settings of all methods, or with its sampler and its own changes those of one: `--set uniform.lr=0.2`."""
+    """Return the settings of all methods, or, given a sampler, those of one method (`--set uniform.lr=0.2`)."""
     if options.preset == AUTO:
         raise GreedyNASError(
-            "auto chooses anew for every machine; train once (greedynas train auto …) and name that run instead of a preset"
+            "auto chooses other settings on every machine; train once (greedynas train auto …) and name that run instead of a preset"
         )
     source = Path(options.preset)
     if (source / "config.yaml").is_file():  # a run directory
@@ -102,24 +104,24 @@ def contest_config(
 
 
 def own_epochs(options: Options, name: str) -> bool:
-    """Whether a method was given its number of epochs."""
+    """Return whether the options set a method's number of epochs."""
     return bool({f"{name}.max_epochs", f"{name}.train.max_epochs"} & options.changes.keys())
 
 
 def check_options(config: Config, options: Options) -> Truth | None:
-    """Everything that can be refused before hours of training; the ground truth, if one stands in for retraining."""
+    """Refuse wrong options before hours of training; return the ground truth if it replaces retraining."""
     if find_spec("pymoo") is None:
         raise GreedyNASError("searches need pymoo, which is not installed here; install it: pip install pymoo")
     if not config.data.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
     if not options.seeds or options.retrain_seeds < 1:
-        raise GreedyNASError("at least one seed is needed, of supernets and of retrainings")
+        raise GreedyNASError("at least one seed is needed for supernets and for retrainings")
     retrain = config.retrain
     if retrain.inherit or retrain.top > 1 or retrain.teacher is not None:
         raise GreedyNASError(
-            "a study trains what was found from scratch: retrain.inherit, top and teacher cannot be set here"
+            "a study trains the found networks from scratch: retrain.inherit, top and teacher cannot be set here"
         )
-    make_search_task(config.space, options).sample(1, stream(0, "check"))  # refuses a budget that no path keeps
+    make_search_task(config.space, options).sample(1, stream(0, "check"))  # refuses a budget that no path satisfies
     if options.truth is None:
         return None
     if options.retrain_seeds > 1:
@@ -145,8 +147,11 @@ def supernet_part(
     options: Options,
     cost: dict[str, Any] | None = None,
 ) -> Part:
-    """`cost` says how long to train: {"epochs": of plain training}, {"images": corrected}, or {"train": the settings of a
-    rival, "times": its largest cost}, of which no more is spent than is best. None: as the settings say."""
+    """Return the part that trains a supernet and searches it.
+
+    `cost` sets the length of training: {"epochs": epochs of plain training}, {"images": corrected images}, or {"train": settings
+    of a rival, "times": multiple of its largest cost}, limited to the best number of epochs. None: as in the settings.
+    """
     settings = {
         "cost": cost,
         "searches": [vars(search) for search in searches],
@@ -158,7 +163,7 @@ def supernet_part(
 
 
 def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """One supernet in a run directory, and all searches on it."""
+    """Train a supernet in a run directory and run all searches on it."""
     from greedynas.stages.search import Request, search_stage
 
     config = Config.model_validate(settings["config"])
@@ -166,7 +171,7 @@ def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -
     config = with_cost(config, len(data.train), settings["cost"])
     result = {"max_epochs": config.train.max_epochs, **train_stage(config, folder, console, data)}
     budget = Budget.model_validate(settings["budget"])
-    # A comparison is about what the supernets and the searchers find best, not about which equal is cheaper.
+    # The comparison is about the best networks that supernets and searchers find, not about the cheapest of equal ones.
     search_settings = config.search.model_copy(update={"tolerance": 0.0})
     requests = [
         Request(one["name"], budget, one["searcher"], (), one["pool_init"], search_settings, config.seed)
@@ -185,7 +190,7 @@ def train_and_search(folder: Path, settings: dict[str, Any], console: Console) -
 
 
 def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None) -> Config:
-    """As many epochs as the cost pays for, to the nearest one; samplers without evaluation, so each costs the same."""
+    """Return the settings with the number of epochs that the cost allows: rounded, or at most, if epochs cost differently."""
     if cost is None:
         return config
     most = None
@@ -197,21 +202,25 @@ def with_cost(config: Config, train_images: int, cost: Mapping[str, Any] | None)
         rival = Schedule(TrainSettings.model_validate(cost["train"]), train_images)
         wanted = cost["times"] * corrected_images(*rival.predicted_images())
         most = config.study_epochs
-    one = config.train.model_copy(update={"max_epochs": 1})
-    of_one = corrected_images(*Schedule(one, train_images).predicted_images(space=config.space))
-    epochs = max(1, round(wanted / of_one))
+    sampler = make_sampler(config.train.sampler)
+    if sampler.filters or sampler.learning_paths(config.space):  # epochs of warm-up cost less
+        epochs = max(1, epochs_within(config.train, train_images, wanted, config.space))
+    else:
+        one = config.train.model_copy(update={"max_epochs": 1})
+        of_one = corrected_images(*Schedule(one, train_images).predicted_images(space=config.space))
+        epochs = max(1, round(wanted / of_one))
     epochs = epochs if most is None else min(epochs, most)
     return config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": epochs})})
 
 
 def drawing_part(name: str, seed: int, config: Config, options: Options) -> Part:
-    """A network that nobody searched for."""
+    """Return the part that draws a network without a search."""
     own = settings_of_retraining(config, seed)
     return Part(f"{name}-{seed}", draw_network, {**_searched(options), "config": own}, FREE_KEYS)
 
 
 def draw_network(_: Path, settings: dict[str, Any], __: Console) -> dict[str, Any]:
-    """One feasible path, each as likely as any other."""
+    """Draw a feasible path uniformly at random."""
     from greedynas.greedy.searchers.task import Found
     from greedynas.stages.search import arch_json
 
@@ -245,7 +254,7 @@ def top1_of(
     truth: Truth | None,
     console: Console,
 ) -> tuple[dict[tuple[OpPath, int], list[float]], list[Done]]:
-    """Top-1 in percent by network (canonical path) and seed, for (network, seed, number of trainings); and the trainings.
+    """Return top-1 in percent by network and seed, and the trainings. `wanted` has (canonical path, seed, trainings).
 
     Each training has a seed of its own, so that two supernets that find the same network are two observations.
     """
@@ -277,7 +286,7 @@ def retraining_part(network: OpPath, seed: int, training: int, config: Config, o
 
 
 def settings_of_retraining(config: Config, seed: int) -> dict[str, Any]:
-    """What a network's training depends on: not the supernet's settings, but its split of the images."""
+    """Return the settings that a network's training depends on, such as the split, without the supernet's."""
     plain = {
         "train": TrainSettings(),
         "rivals": {},
@@ -293,7 +302,7 @@ def settings_of_retraining(config: Config, seed: int) -> dict[str, Any]:
 
 
 def retrain_network(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """One network from scratch, in a run directory of its own."""
+    """Train a network from scratch in a run directory of its own."""
     from greedynas.stages.retrain import retrain_stage
 
     config = Config.model_validate(settings["config"])
@@ -315,12 +324,12 @@ def retrain_network(folder: Path, settings: dict[str, Any], console: Console) ->
 
 
 def index_of(path: Sequence[int], truth: Truth) -> int:
-    """The place of a path in the ground truth, which has all of them in order."""
+    """Return the index of a path in the ground truth, which has all paths in order."""
     return int(np.ravel_multi_index(tuple(path), truth.space.num_ops))
 
 
 def true_rank(path: Sequence[int], truth: Truth, feasible: NDArray[np.bool_]) -> dict[str, int]:
-    """Return the place of a network, 1 for the best, among the distinct networks within the budget."""
+    """Return the rank of a network, 1 for the best, among the distinct networks within the budget."""
     networks = np.unique(truth.network[feasible])
     better = truth.accuracies[networks] > truth.accuracies[index_of(path, truth)]
     return {"rank": int(better.sum()) + 1, "of": len(networks)}

@@ -1,7 +1,8 @@
-"""Rank correlations between what a supernet says of paths and what is true of them.
+"""Rank correlations between the values of paths on a supernet and their true accuracies.
 
-τ-a is the paper's formula (concordant less discordant pairs over all pairs): tied pairs count as neither. τ-b leaves ties out
-of the denominator, so a predictor with few distinct values is not punished for them. Both come from scipy's O(n log n) τ-b.
+τ-a is the paper's formula (concordant minus discordant pairs over all pairs): tied pairs count as neither. τ-b leaves
+ties out of the denominator, so a predictor with few distinct values is not penalised for them. Both are computed from
+scipy's O(n log n) τ-b.
 """
 
 import math
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 from greedynas.runtime.errors import GreedyNASError
 
 Numbers = NDArray[Any]
-FEWEST = 30  # paths; τ of 30 random rankings has a standard deviation of 0.13 already
+FEWEST = 30  # paths; with as few as 30, τ of random rankings has a standard deviation of 0.13
 
 
 def rank_correlations(scores: Numbers, truth: Numbers) -> dict[str, float | None]:
-    """Kendall's τ-a and τ-b and Spearman's ρ; None where all values of a side are the same."""
+    """Return Kendall's τ-a and τ-b and Spearman's ρ; τ-b and ρ are None if all values of a side are the same."""
     from scipy import stats
 
     scores, truth = np.asarray(scores, float), np.asarray(truth, float)
@@ -35,9 +36,9 @@ def rank_correlations(scores: Numbers, truth: Numbers) -> dict[str, float | None
 
 
 def precision_at_top(scores: Numbers, truth: Numbers, share: float) -> float:
-    """How much of the best by score is among the truly best, for a share of all.
+    """Return the share of the best paths by score that is among the truly best, for a share of all paths.
 
-    Of equal scores at the border each has the same chance to be in; of equally good ones all are among the best.
+    Equal scores at the border have equal chances to be included; equally good paths are all among the best.
     """
     scores, truth = np.asarray(scores, float), np.asarray(truth, float)
     enough_paths(len(scores))
@@ -50,17 +51,17 @@ def precision_at_top(scores: Numbers, truth: Numbers, share: float) -> float:
 
 
 def best_of(truth: Numbers, count: int) -> NDArray[np.int64]:
-    """Indices of so many truly best, best first."""
+    """Return the indices of the `count` truly best paths, best first."""
     return np.argsort(-np.asarray(truth, float), kind="stable")[:count]
 
 
 def enough_paths(count: int) -> None:
     if count < FEWEST:
-        raise GreedyNASError(f"a rank correlation of {count} paths says nothing; take at least {FEWEST}")
+        raise GreedyNASError(f"a rank correlation of {count} paths is not meaningful; take at least {FEWEST}")
 
 
 def mean_interval(values: list[float], level: float = 0.95) -> dict[str, float | int | None]:
-    """The mean and its confidence interval by Student's t; without an interval for a single value."""
+    """Return the mean and its confidence interval by Student's t; a single value has no interval."""
     from scipy import stats
 
     mean, n = float(np.mean(values)), len(values)

@@ -1,12 +1,12 @@
-"""A study is a folder of parts and what they say together: `study.json`, a page, a table.
+"""A study: a folder of parts, and their combined results as `study.json`, a page and tables.
 
     parts = [Part(f"{method}-{seed}", train_and_rank, {...}) for ...]
     done = run_parts(folder, parts, console, jobs)
     publish(folder, Study("macro", ...), console)
 
-A part is a function of its settings: `work(folder, settings, console) -> result`. Its result is written whole when it is
-finished (`parts/NAME.json`, arrays in `parts/NAME.npz`); the same command again does only what is not there. A part may keep
-files of its own in `parts/NAME/`, such as a run directory from which it goes on. More parts may be added at any time.
+A part is a function of its settings: `work(folder, settings, console) -> result`. Its result is written when it is
+complete (`parts/NAME.json`, arrays in `parts/NAME.npz`); repeating a command computes only missing parts. A part may
+keep files in `parts/NAME/`, such as a run directory from which it resumes. More parts may be added at any time.
 """
 
 import io
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from greedynas.reporting.charts import Chart
 
 SCHEMA_VERSION = VERSIONS["study"]
-QUICK_NOTE = "Worked out with --quick: small sizes, to see how it works; nothing to quote."
+QUICK_NOTE = "Computed with --quick: small sizes that show how the study works; the results are not meaningful."
 Work = Callable[[Path, dict[str, Any], Console], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of work. `work` is a function of a module, so that another process can import it."""
+    """A piece of work. `work` is a module-level function, so that another process can import it."""
 
     name: str
     work: Work
     settings: dict[str, Any]  # everything that the result depends on, as JSON
     free: frozenset[str] = (
         frozenset()
-    )  # settings that it does not depend on: they may differ from those of a finished part
+    )  # settings that the result does not depend on, which may differ from those of a finished part
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Panel:
     """Charts side by side under one heading, such as the paper's figure and ours."""
 
     title: str
-    charts: "dict[str, Chart]"  # by what they are: "The paper", "Ours"
+    charts: "dict[str, Chart]"  # by label: "The paper", "Ours"
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study says in the end."""
+    """The results of a study."""
 
     name: str
     title: str  # the answer, in one line
@@ -97,33 +97,33 @@ class Study:
     results: dict[str, Any]
     tables: list[Table]
     draw: Callable[[], list[Panel]]  # needs plotly
-    parts: Sequence[Done] = ()  # what it was made of, perhaps elsewhere
+    parts: Sequence[Done] = ()  # the parts behind the results, perhaps from other machines
 
 
 # Parts
 
 
 def run_parts(folder: Path, parts: Sequence[Part], console: Console, jobs: int | None = None) -> dict[str, Done]:
-    """The results of all parts, by name: those that are there, and those that are worked out now, `jobs` at a time.
+    """Return the results of all parts by name, after computing the missing ones, `jobs` at a time.
 
-    Started by torchrun, all ranks work on one part after the other.
+    Under torchrun, all ranks work together on one part after the other.
     """
     with _locked(folder) if ranks.is_first() else nullcontext():
         missing = _missing(folder, parts)
         if len(missing) < len(parts):
-            _say(console, f"{len(parts) - len(missing)} of {len(parts)} parts are there already")
+            _say(console, f"{len(parts) - len(missing)} of {len(parts)} parts are already finished")
         jobs = min(jobs or default_jobs(), max(len(missing), 1))
         if jobs == 1 or ranks.size() > 1:
             for part in missing:
-                _work_out(folder, part, console)
-                ranks.on_first(partial(_told, part.name, len(parts), folder, console))
+                _compute(folder, part, console)
+                ranks.on_first(partial(_report_finished, part.name, len(parts), folder, console))
         else:
             _run_in_processes(folder, missing, jobs, len(parts), console)
         return {part.name: read_part(folder, part.name) for part in parts}
 
 
 def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
-    """Those that are not there yet, as rank 0 sees it."""
+    """Return the parts that have no result yet; rank 0 decides."""
 
     def names() -> list[str]:
         for part in parts:
@@ -135,7 +135,7 @@ def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
 
 
 def default_jobs() -> int:
-    """One for each GPU, else one for each CPU core."""
+    """Return the number of GPUs, or of CPU cores on a machine without GPUs."""
     return torch.cuda.device_count() or cores()
 
 
@@ -154,24 +154,22 @@ def read_part(folder: Path, name: str) -> Done:
             name, settings, saved["result"], arrays, saved["seconds"], saved["machine"], dict(saved["versions"])
         )
     except (KeyError, TypeError, OSError, ValueError, zipfile.BadZipFile) as error:
-        raise GreedyNASError(
-            f"{_file(folder, name)} cannot be read ({error}); remove it to work it out again"
-        ) from None
+        raise GreedyNASError(f"{_file(folder, name)} cannot be read ({error}); remove it to compute it again") from None
 
 
 def machine() -> str:
-    """The processor that did the work, in words."""
+    """Return a description of the processor that does the work."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {torch.get_num_threads()} of {cores()} cores"
 
 
-def _work_out(folder: Path, part: Part, console: Console) -> str:
-    """Do the work of a part and write its result; returns its name."""
+def _compute(folder: Path, part: Part, console: Console) -> str:
+    """Compute a part and write its result; return its name."""
     start = time.perf_counter()
     result = part.work(folder / "parts" / part.name, part.settings, console)
     arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
-    if arrays:  # before the JSON, which says that the part is finished
+    if arrays:  # written before the JSON file, which marks the part as finished
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         write_atomically(_file(folder, part.name).with_suffix(".npz"), buffer.getvalue())
@@ -194,37 +192,37 @@ def _run_in_processes(folder: Path, parts: Sequence[Part], jobs: int, total: int
     numbers = context.SimpleQueue()
     for number in range(jobs):
         numbers.put(number)
-    _say(console, f"{len(parts)} parts to do, {jobs} at a time")
+    _say(console, f"{len(parts)} parts to compute, {jobs} at a time")
     start = (numbers, max(1, cores() // jobs), torch.cuda.device_count())
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker, initargs=start) as pool:
-        running = {pool.submit(_work_out_quietly, folder, part) for part in parts}
+        running = {pool.submit(_compute_quietly, folder, part) for part in parts}
         try:
             while running:
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    _told(_name_of(future), total, folder, console)
+                    _report_finished(_name_of(future), total, folder, console)
         except (
             BaseException
-        ):  # nobody waits for hours to read an error; the others go on from their checkpoints the next time
+        ):  # report the error now, not after hours; the other parts resume from their checkpoints the next time
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             raise
 
 
-def _work_out_quietly(folder: Path, part: Part) -> str:
-    """In a worker process. One that is to end writes a checkpoint of its training first."""
+def _compute_quietly(folder: Path, part: Part) -> str:
+    """Compute a part in a worker process, which writes a checkpoint of its training when it is stopped."""
     try:
         with signals_caught():
-            return _work_out(folder, part, make_console(quiet=True))
+            return _compute(folder, part, make_console(quiet=True))
     except Stopped as stopped:
         os._exit(stopped.exit_code)
 
 
 def _start_worker(numbers: Any, threads: int, gpus: int) -> None:
     number = numbers.get()
-    if gpus > 1:  # read when CUDA is first used, which is later
+    if gpus > 1:  # in time, because CUDA reads the variable on first use
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(gpu) for gpu in range(gpus))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % gpus]
     torch.set_num_threads(threads)
@@ -243,11 +241,11 @@ def _name_of(future: "Future[str]") -> str:
         return future.result()
     except BrokenProcessPool:
         raise GreedyNASError(
-            "a process that worked on a part was killed, perhaps for want of memory; give the command again with fewer --jobs"
+            "a process that worked on a part was killed, perhaps because memory ran out; give the command again with fewer --jobs"
         ) from None
 
 
-def _told(name: str, total: int, folder: Path, console: Console) -> None:
+def _report_finished(name: str, total: int, folder: Path, console: Console) -> None:
     done = len(list((folder / "parts").glob("*.json")))
     seconds = read_json(_file(folder, name))["seconds"]
     _say(console, f"{name}: {duration(seconds)} ({done} of {max(done, total)} parts)")
@@ -258,8 +256,8 @@ def _refuse_differences(folder: Path, part: Part) -> None:
     if not saved:
         return
     wanted = json.loads(json.dumps(part.settings))
-    told = differences(_completed(saved.get("settings", {}), f"{folder}, part {part.name}"), wanted)
-    different = [text for key, text in told.items() if key not in part.free]
+    found = differences(_completed(saved.get("settings", {}), f"{folder}, part {part.name}"), wanted)
+    different = [text for key, text in found.items() if key not in part.free]
     if different:
         raise GreedyNASError(
             f"{folder} holds the part {part.name} with other settings: {'; '.join(different):.600}. "
@@ -268,7 +266,7 @@ def _refuse_differences(folder: Path, part: Part) -> None:
 
 
 def _completed(settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the settings of a part in today's form, whichever version has worked it out."""
+    """Return the settings of a part in today's form, whichever version computed it."""
     if not isinstance(settings.get("config"), dict):
         return settings
     config = validated(modernised(settings["config"]), source)
@@ -276,7 +274,7 @@ def _completed(settings: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def modernised(config: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of version 0.1 under their names of today. Those that are gone must have had no effect."""
+    """Return settings of version 0.1 under their current names; removed settings must have had no effect."""
     train, search = dict(config.get("train", {})), dict(config.get("search", {}))
     experimental = dict(config.get("experimental", {}))
     for name, value, section in (
@@ -291,7 +289,7 @@ def modernised(config: dict[str, Any]) -> dict[str, Any]:
         if train.get(name, value) == value:
             train.pop(name, None)
     rest = {key: value for key, value in config.items() if key != "samplers"}
-    own = dict(dict(config.get("samplers", {})).get(train.get("sampler"), {}))  # `train` has its values already
+    own = dict(dict(config.get("samplers", {})).get(train.get("sampler"), {}))  # `train` already has its values
     if "max_epochs" in own:
         rest["study_epochs"] = own["max_epochs"]
     return {**rest, "train": train, "search": search, "experimental": experimental}
@@ -303,7 +301,7 @@ def _file(folder: Path, name: str) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time works on a study."""
+    """Lock a study, so that one process at a time works on it."""
     if folder.is_dir() and not (folder / "parts").exists() and any(folder.iterdir()):
         raise GreedyNASError(f"{folder} is not empty and not a greedynas study; name another folder")
     try:
@@ -321,7 +319,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
-    """Write `study.json` and the page, print the tables; returns what `--json` prints."""
+    """Write `study.json` and the page, print the tables, and return what `--json` prints."""
     return ranks.on_first(lambda: _publish(folder, study, console))
 
 
@@ -345,7 +343,7 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
     if study.settings.get("quick"):
         _say(console, QUICK_NOTE)
     if find_spec("plotly") is None:
-        _say(console, f"{folder / 'study.json'}; for the page install plotly and give the same command again")
+        _say(console, f"{folder / 'study.json'}; for the page, install plotly and give the same command again")
         return record
     file = folder / "study.html"
     write_atomically(file, _page(folder, study, record).encode("utf-8", errors="replace"))
@@ -354,7 +352,7 @@ def _publish(folder: Path, study: Study, console: Console) -> dict[str, Any]:
 
 
 def _made_by(parts: Sequence[Done]) -> dict[str, Any]:
-    """The machines and versions that worked out the parts; of a study without parts, those here."""
+    """Return the machines and versions that computed the parts; for a study without parts, those of this process."""
     if not parts:
         return {"machine": machine(), "versions": versions()}
     keys = dict.fromkeys(key for part in parts for key in part.versions)
@@ -371,7 +369,7 @@ def _page(folder: Path, study: Study, record: dict[str, Any]) -> str:
     charts: dict[str, Chart] = {}
     panels = []
     for panel in study.draw():
-        names = {f"chart{len(charts) + i}": told for i, told in enumerate(panel.charts)}
+        names = {f"chart{len(charts) + i}": label for i, label in enumerate(panel.charts)}
         charts |= dict(zip(names, panel.charts.values(), strict=True))
         panels.append({"title": panel.title, "note": panel.note, "charts": list(names.items())})
     return render_page(
@@ -387,7 +385,7 @@ def _page(folder: Path, study: Study, record: dict[str, Any]) -> str:
 
 
 def json_safe(value: Any) -> Any:
-    """Plain JSON: numbers of numpy as Python's, what is not finite as null."""
+    """Convert a value to plain JSON types: numpy numbers become Python numbers, non-finite numbers null."""
     if isinstance(value, dict):
         return {str(key): json_safe(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

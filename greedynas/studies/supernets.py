@@ -13,7 +13,6 @@ from rich.console import Console
 
 from greedynas.data.datasets import Data, open_data
 from greedynas.data.specs import FORMS
-from greedynas.gpu import engine
 from greedynas.greedy.evaluation import Evaluation
 from greedynas.greedy.schedule import Schedule, epochs_within
 from greedynas.greedy.state import TrainState
@@ -24,7 +23,7 @@ from greedynas.rundir.checkpoints import (
     DAMAGE,
     Checkpoint,
     Checkpoints,
-    fitting,
+    checkpoint_errors,
     load_weights,
     net_weights,
     read_checkpoint,
@@ -34,10 +33,10 @@ from greedynas.runtime.errors import GreedyNASError
 from greedynas.settings.experiments import hooks_of
 from greedynas.settings.schema import Config
 from greedynas.spaces.paths import OpPath
-from greedynas.stages.run import FREE, choose_precisions, supernet_of
+from greedynas.stages.run import FREE, choose_precisions, set_up, supernet_of
 from greedynas.stages.train import train_stage
 
-# Of a part with a "config": its result does not depend on where it was worked out, nor on where the same images lie.
+# For parts with a "config": the result depends neither on the machine nor on the location of the images.
 FREE_KEYS = frozenset(f"config.{key}" for key in FREE | {"name", "data.source", "data.root", "data.memory_gb"})
 
 
@@ -48,14 +47,14 @@ class Trained:
     net: Supernet
     data: Data
     config: Config
-    accuracies: SupernetAccuracies  # what a search of the run would evaluate paths with
+    accuracies: SupernetAccuracies  # evaluates paths as a search of the run would
 
 
-_open: dict[Any, Data] = {}  # the last data that were asked for
+_open: dict[Any, Data] = {}  # the data that were opened last
 
 
 def shared_data(config: Config, device: torch.device) -> Data:
-    """The data of a run. Parts of the same data that follow each other in a process decode it once."""
+    """Return the data of a run; consecutive parts with the same data in a process decode it once."""
     if not config.data.source:
         raise GreedyNASError(f"name the data with --data: {FORMS}")
     size, channels, seed = config.space.image_size, config.space.image_channels, config.seed
@@ -64,29 +63,29 @@ def shared_data(config: Config, device: torch.device) -> Data:
     if data is not None and data.train.view.seed != seed:
         data = data.split_anew(config.data, seed)
     if data is None:
-        _open.clear()  # before others take memory
+        _open.clear()  # frees memory before other data are opened
         data = open_data(config.data, image_size=size, image_channels=channels, seed=seed, device=device)
     _open[key] = data
     return data
 
 
 def settings_of_training(config: Config, seed: int) -> dict[str, Any]:
-    """Return what a supernet's training depends on."""
+    """Return the settings that a supernet's training depends on."""
     return config.model_copy(update={"seed": seed, "rivals": {}}).model_dump(mode="json")
 
 
 def method_preset(source: str | Path, changes: dict[str, Any], sampler: str) -> Config:
-    """Return the settings with which a study trains a sampler: those of the preset that the source names for it.
+    """Return the settings with which a study trains a sampler, from the preset that the source names for it.
 
-    A source that names none for this sampler gives its own settings with the sampler changed.
+    If the source names no preset for this sampler, its own settings are used with the sampler changed.
     """
     return as_rival(load_config(source, changes), sampler, changes)
 
 
 def as_rival(config: Config, sampler: str, changes: dict[str, Any] | None = None) -> Config:
-    """Return the settings with another sampler, trained as the preset does that they name for it.
+    """Return the settings with another sampler, trained like the preset that they name for it.
 
-    All else stays, such as the images: what is compared is the training.
+    Everything but the training, such as the images, stays the same, because the study compares trainings.
     """
     if config.train.sampler == sampler:
         return config
@@ -100,7 +99,7 @@ def as_rival(config: Config, sampler: str, changes: dict[str, Any] | None = None
 
 
 def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config:
-    """The settings with as many epochs as a corrected cost pays for, given in epochs of plain training."""
+    """Return the settings with as many epochs as a corrected cost allows; the cost is in epochs of plain training."""
     epochs = epochs_within(config.train, train_images, cost_epochs * train_images, config.space)
     if epochs < 1:
         raise GreedyNASError(
@@ -111,7 +110,7 @@ def within_cost(config: Config, train_images: int, cost_epochs: float) -> Config
 
 
 def train_in(folder: Path, config: Config, console: Console) -> tuple[Trained, dict[str, Any]]:
-    """Train a supernet in a run directory, or go on with it; also the summary of its training."""
+    """Train a supernet in a run directory, or resume its training; return it with the summary of the training."""
     device = choose_device(config.device)
     data = shared_data(config, device)
     summary = train_stage(config, folder, console, data)
@@ -119,8 +118,10 @@ def train_in(folder: Path, config: Config, console: Console) -> tuple[Trained, d
 
 
 def load_trained(folder: Path, config: Config, data: Data | None = None, file: Path | None = None) -> Trained:
-    """The newest supernet of a run with its snapshots, or the one of a certain checkpoint. The run's lock is not taken: nothing
-    is written."""
+    """Load the newest supernet of a run with its snapshots, or the one of a given checkpoint.
+
+    The run is not locked, because nothing is written.
+    """
     checkpoint = Checkpoints(folder / "supernet").load() if file is None else whole_checkpoint(file)
     if checkpoint is None:
         raise no_checkpoints(folder)
@@ -128,7 +129,7 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
     load_weights(trained.net, net_weights(checkpoint[0]))
     if file is None:
         schedule = Schedule(config.train, len(trained.data.train))
-        with fitting(folder / "supernet"):
+        with checkpoint_errors(folder / "supernet"):
             last = TrainState.from_json(checkpoint[1], config.space).step
         accuracies = hooks_of(config.experimental).accuracies(trained.accuracies, folder / "supernet", schedule, last)
         trained = replace(trained, accuracies=accuracies)
@@ -136,7 +137,7 @@ def load_trained(folder: Path, config: Config, data: Data | None = None, file: P
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """Of a run, the oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     files = Checkpoints(folder / "supernet").files()[::-1]
     if not files:
         raise no_checkpoints(folder)
@@ -155,9 +156,8 @@ def no_checkpoints(folder: Path) -> GreedyNASError:
 
 
 def new_supernet(config: Config, data: Data | None = None) -> Trained:
-    """An untrained supernet, as training would start from."""
-    device = choose_device(config.device)
-    engine.use(config.engine)
+    """Return an untrained supernet with the weights from which training would start."""
+    device = set_up(config)
     data = data or shared_data(config, device)
     net = supernet_of(config, len(data.class_names), device)
     precision = choose_precisions(config, device)[1]
@@ -171,7 +171,10 @@ def rank_paths(
     images: NDArray[np.int64] | None = None,
     bn_images: int | None = None,
 ) -> tuple[Evaluation, float]:
-    """Paths on validation images (all, or these), as a search evaluates them; and how long it took. Other `bn_images` may share statistics, as in filtering."""
+    """Evaluate paths on validation images (all, or those given) as a search does; return the results and the seconds.
+
+    `bn_images` sets how many images share BatchNorm statistics, as in filtering.
+    """
     changes = {"bn": bn or trained.config.search.bn, "bn_images": bn_images or trained.config.search.bn_images}
     accuracies = trained.accuracies.with_settings(trained.config.search.model_copy(update=changes), trained.config.seed)
     start = time.perf_counter()

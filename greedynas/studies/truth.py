@@ -1,10 +1,12 @@
 """NAS-Bench-Macro as ground truth: the accuracy of every network of the `macro` space.
 
-3,969 distinct networks were trained from scratch, three times each; the other 2,592 of the 6,561 paths have copies of the values of their
-canonical path. Each accuracy is the highest test accuracy of the 50 epochs of a training, so it is a little optimistic.
+3,969 distinct networks were trained from scratch, three times each; the other 2,592 of the 6,561 paths have copies of
+the values of their canonical path. Each accuracy is the highest test accuracy of the 50 epochs of a training, so it is
+slightly optimistic.
 
-Su et al., Prioritized Architecture Sampling with Monto-Carlo Tree Search, CVPR 2021; the file `nas-bench-macro_cifar10.json`
-of the repository xiusu/NAS-Bench-Macro. It is not part of greedynas: `--truth FILE` names it.
+Source: Su et al., Prioritized Architecture Sampling with Monto-Carlo Tree Search, CVPR 2021; the file
+`nas-bench-macro_cifar10.json` of the repository xiusu/NAS-Bench-Macro. It is not part of greedynas; `--truth FILE`
+names it.
 """
 
 import itertools
@@ -27,16 +29,16 @@ from greedynas.spaces.space import Space, load_space
 
 SPACE = "macro"
 FILE = "nas-bench-macro_cifar10.json"
-PLACES = (Path("../shared/data"), Path("data"), Path())  # where it is looked for when it is not named
+PLACES = (Path("../shared/data"), Path("data"), Path())  # default locations of the file
 WHERE = "the file is at github.com/xiusu/NAS-Bench-Macro"
-SIMILAR = 301  # networks of similar accuracy whose trainings tell how much an accuracy varies
+SIMILAR = 301  # networks of similar accuracy, over which the variance of a training is pooled
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """All paths of the space in their order, several of which may be one network."""
+    """The ground truth of all paths of the space, in order; several paths may be one network."""
 
     space: Space
     paths: IntArray  # (n, layers)
@@ -46,12 +48,12 @@ class Truth:
 
     @cached_property
     def accuracies(self) -> Floats:
-        """The mean over the trainings: what counts as true."""
+        """The mean over the trainings, which is used as the true accuracy."""
         return self.trainings.mean(1)
 
     @cached_property
     def network(self) -> IntArray:
-        """For each path the index of the one that stands for the same network: the canonical path where it is here."""
+        """For each path, the index of the path that represents its network: the canonical path if it is included."""
         forms = [canonical(path, self.space) for path in self.paths.tolist()]
         place: dict[OpPath, int] = {}
         for i, (form, path) in enumerate(zip(forms, self.paths.tolist(), strict=True)):
@@ -65,7 +67,7 @@ class Truth:
         return np.unique(self.network)
 
     def only(self, chosen: IntArray) -> "Truth":
-        """The truth of some of the paths."""
+        """Return the truth restricted to some of the paths."""
         return replace(
             self,
             paths=self.paths[chosen],
@@ -75,7 +77,7 @@ class Truth:
         )
 
     def trivial_rankings(self) -> dict[str, Floats]:
-        """What needs no supernet; a supernet that does not beat these is worth nothing."""
+        """Return rankings that need no supernet; a supernet that does not beat these is useless."""
         identity = np.array([[op == "ID" for op in layer.ops] for layer in self.space.layers])
         working = ~identity[np.arange(self.paths.shape[1]), self.paths]
         return {
@@ -85,18 +87,20 @@ class Truth:
         }
 
     def additive_model(self) -> Floats:
-        """The best sum of one number for each op of each layer, fitted to the truth itself by least squares."""
+        """Return the least-squares fit to the truth of a sum of one number for each op of each layer."""
         return additive_model(self.paths, self.accuracies)
 
     def perfect_predictor(self, draw: int) -> Floats:
-        """Accuracies that differ from the truth as much as the truth itself, a mean of few trainings, does from what it
-        estimates. The same noise for all paths of a network."""
+        """Return the truth plus noise of the size of its own error, as a mean of few trainings.
+
+        All paths of a network have the same noise.
+        """
         noise = stream(0, "noise of the truth", draw).standard_normal(len(self.paths))[self.network]
         return self.accuracies + noise * self.deviations / np.sqrt(self.trainings.shape[1])
 
     @cached_property
     def deviations(self) -> Floats:
-        """Standard deviation of one training, pooled over networks of similar accuracy: three trainings alone tell little."""
+        """Standard deviation of one training, pooled over similar networks, because three trainings are too few."""
         order = np.argsort(self.accuracies, kind="stable")
         variances = self.trainings.var(1, ddof=1)[order]
         padded = np.pad(variances, SIMILAR // 2, mode="edge")
@@ -106,17 +110,17 @@ class Truth:
 
 
 def find_truth(file: Path | None) -> Path:
-    """The file that was named, or the first of the usual places that has it."""
+    """Return the named file, or else the file in the first default location that has it."""
     if file is not None:
         return file
     for place in PLACES:
         if (place / FILE).is_file():
             return place / FILE
-    raise GreedyNASError(f"name NAS-Bench-Macro's ground truth with --truth FILE ({WHERE})")
+    raise GreedyNASError(f"NAS-Bench-Macro's ground truth was not found; name it with --truth FILE ({WHERE})")
 
 
 def read_truth(file: Path, space: Space | None = None) -> Truth:
-    """The ground truth for the `macro` space; any other space is refused."""
+    """Read the ground truth of the `macro` space; any other space is refused."""
     own = load_space(SPACE)
     if space is not None and _layers(space) != _layers(own):
         raise GreedyNASError(f"the ground truth is that of space {SPACE}, not of {space.name}")
@@ -143,7 +147,7 @@ def _layers(space: Space) -> dict[str, Any]:
 
 
 def _row(file: Path, data: Any, key: str) -> tuple[list[float], int, int]:
-    """Three accuracies, FLOPs and parameters of one network."""
+    """Return the three accuracies, the FLOPs and the parameters of one network."""
     try:
         entry = data[key]
         accuracies, macs, params = entry["test_acc"], entry["flops"], entry["params"]

@@ -1,4 +1,4 @@
-"""What the spread of several seeds allows to say of methods, and nothing more."""
+"""Comparisons of methods over several seeds, with verdicts that the spread supports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ Row = dict[str, Any]  # one network that was found: a contestant and a seed
 
 
 def summaries(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """By contestant: mean and 95% interval over its seeds of every number that all its rows have.
+    """Return, for each contestant, the mean and 95% interval over seeds of every number that all its rows have.
 
-    The unit is the supernet's seed. With a single one the interval of its top-1 is that of retraining alone (`of`).
+    The unit is the supernet's seed. With a single seed, the interval of top-1 is that of retraining alone (`of`).
     """
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["contestant"] for row in rows):
@@ -26,7 +26,7 @@ def summaries(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def differences(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], key: str = "top1") -> list[dict[str, Any]]:
-    """The first of each pair less the second, seed by seed, and what can be said of it."""
+    """Return the difference of each pair, first minus second, paired by seed, with its verdict."""
     values = {(row["contestant"], row["seed"]): row[key] for row in rows}
     seeds = sorted({row["seed"] for row in rows})
     found = []
@@ -38,17 +38,17 @@ def differences(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], key: str 
 
 
 def judged(values: list[float], comparisons: int) -> dict[str, Any]:
-    """The mean of paired differences, its 95% interval, and a verdict that the interval carries.
+    """Return the mean of paired differences, its 95% interval, and a verdict that the interval supports.
 
-    Where several comparisons are made at once, one in twenty would show something by chance: a difference counts fully
-    only if the interval for all of them together (Bonferroni) leaves out zero as well.
+    If several comparisons are made at once, one in twenty would show a difference by chance. A difference counts
+    without reservation only if the interval that is corrected for all of them (Bonferroni) also excludes zero.
     """
     one = mean_interval(values)
     low, high = one["low"], one["high"]
     if low is None or high is None:
-        verdict = "a single pair: nothing can be said"
+        verdict = "a single pair: no verdict is possible"
     elif low == high:
-        verdict = "always the same" if low == 0 else "every pair differs by the same: no spread to judge by"
+        verdict = "always the same" if low == 0 else "every pair differs by the same amount: no spread to judge by"
     elif low <= 0 <= high:
         verdict = NO_DIFFERENCE
     else:
@@ -59,13 +59,13 @@ def judged(values: list[float], comparisons: int) -> dict[str, Any]:
     return {**one, "verdict": verdict}
 
 
-def told_difference(found: Mapping[str, Any], digits: int = 2) -> str:
-    """`+0.31 [+0.05, +0.57]`."""
+def difference_text(found: Mapping[str, Any], digits: int = 2) -> str:
+    """Format a difference with its interval, such as `+0.31 [+0.05, +0.57]`."""
     if found["low"] is None:
         return f"{found['mean']:+.{digits}f}"
     return f"{found['mean']:+.{digits}f} [{found['low']:+.{digits}f}, {found['high']:+.{digits}f}]"
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """`greedy against uniform-E: +0.31 [+0.05, +0.57] points, better`."""
-    return f"{found['ours']} against {found['theirs']}: {told_difference(found)} points, {found['verdict']}"
+    """Describe a difference, as in `greedy against uniform-E: +0.31 [+0.05, +0.57] points, better`."""
+    return f"{found['ours']} against {found['theirs']}: {difference_text(found)} points, {found['verdict']}"

@@ -1,4 +1,4 @@
-"""What public objects look like in a console and in a notebook."""
+"""Tests of how public objects are shown in a console and in a notebook."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -18,7 +18,7 @@ def test_a_space_is_one_line_and_a_table():
     assert len(table.findall("./tbody/tr")) == 8 + len(space.stem) + len(space.head)
 
 
-def test_a_space_of_somebody_else_cannot_put_markup_into_a_notebook():
+def test_the_name_of_a_space_cannot_put_markup_into_a_notebook():
     space = tiny_space().model_copy(update={"name": "<script>alert(1)</script>"})
     assert "<script" not in space._repr_html_()
 
@@ -59,7 +59,7 @@ def test_a_search_result_without_paths_or_with_one():
     assert result._repr_html_() == "<p>Searched(0 paths of macro)</p>"
 
 
-def test_a_latency_table_says_where_it_comes_from():
+def test_a_latency_table_shows_its_origin():
     table = made_up(greedynas.load_space("macro"))
     assert repr(table) == str(table)
     assert repr(table).startswith("LatencyTable('macro' at 32 px, 8 layers: ")
@@ -79,7 +79,7 @@ def test_a_drawing_is_text_and_a_picture():
     ElementTree.fromstring(drawing)
 
 
-def test_a_run_says_how_far_it_is(exported):
+def test_a_run_shows_its_stage(exported):
     run = greedynas.open_run(exported)
     assert isinstance(run, RunRecord)
-    assert repr(run) == f"RunRecord({str(exported)!r}, {run.stage})"  # nothing was tested there
+    assert repr(run) == f"RunRecord({str(exported)!r}, {run.stage})"  # no network of this run was tested

@@ -1,4 +1,4 @@
-"""The whole job from Python on images that are not on disk."""
+"""Tests of the whole job from Python on images that are not on disk."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ CHANGES = {"data.val_images": 9, "data.test_images": 6, "train.max_epochs": 1}
 
 
 class Pictures:
-    """45 pictures of three classes, as a torch data set has them."""
+    """A torch data set with 45 pictures of three classes."""
 
     classes = ("a", "b", "c")
 
@@ -55,7 +55,7 @@ def test_later_stages_take_the_same_dataset(trained):
 
 
 def test_a_run_without_a_name_for_its_images_asks_for_them(trained):
-    with pytest.raises(greedynas.GreedyNASError, match="hand it over again with data="):
+    with pytest.raises(greedynas.GreedyNASError, match="pass the data set again as data="):
         greedynas.search_run(trained, quiet=True)
 
 
@@ -69,14 +69,14 @@ def test_auto_needs_images_with_a_name(tmp_path):
         greedynas.train("auto", tmp_path / "run", data=Pictures(), quiet=True)
 
 
-def test_predictions_take_text_and_one_image(exported, photos):
+def test_predict_takes_strings_and_a_single_image(exported, photos):
     file = sorted(photos.rglob("*.png"))[0]
     (one,) = greedynas.predict(str(exported), str(file), top=1)
     (same,) = greedynas.predict(exported, [file], top=1)
     assert one == same
 
 
-def test_describe_is_what_the_command_prints():
+def test_describe_returns_the_facts_that_the_command_prints():
     space = greedynas.load_space("macro")
     facts = greedynas.describe("macro", "22212202")
     assert facts == greedynas.describe(space, (2, 2, 2, 1, 2, 2, 0, 2))
@@ -85,3 +85,15 @@ def test_describe_is_what_the_command_prints():
     assert "mobilenet" in greedynas.describe()["spaces"]
     assert greedynas.describe(path="greedynas-a")["space"].startswith("mobilenet")
     assert np.isclose(sum(layer["macs"] for layer in facts["layers"]), facts["macs"])
+
+
+def test_auto_resumes_a_run_with_objects_among_its_changes(photos, tmp_path):
+    changes = {**CHANGES, "space": tiny_space(), "image_size": np.int64(8), "retrain.epochs": 1}
+    first = greedynas.train("auto", tmp_path / "run", data=photos, changes=changes, quiet=True)
+    again = greedynas.train("auto", tmp_path / "run", data=photos, changes=changes, quiet=True)
+    assert again.config == first.config
+    with pytest.raises(greedynas.GreedyNASError, match="was started with auto ") as refused:
+        greedynas.train("auto", tmp_path / "run", data=photos, changes={**changes, "image_size": 9}, quiet=True)
+    assert "image_size=9" in str(refused.value)
+    assert "space=tiny" in str(refused.value)
+    assert "stages" not in str(refused.value)  # the name is enough

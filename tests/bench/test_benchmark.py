@@ -21,7 +21,7 @@ from greedynas.bench.cost import (
     recorded_need,
     training_rates,
 )
-from greedynas.bench.data import Feed, Need, delivered, forget, measure_feed, over_and_over, verdict
+from greedynas.bench.data import Feed, Need, forget, loader_rate, measure_feed, repeated_rate, verdict
 from greedynas.bench.floor import TRAINING, copy_bandwidth, stem_traffic, traffic_table
 from greedynas.bench.measures import Measurement, choose_paths, ranking
 from greedynas.bench.record import Row, ratio
@@ -36,8 +36,8 @@ from tests.helpers.training import tiny_space
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-NAMES = ("fp32", "fp16", "bf16", "bf16-nhwc", "compiled", "greedynas")
-QUICK = BenchSettings(batch=4, steps=2, seconds=0.05, device="cpu")
+NAMES = ("fp32", "fp16", "bf16", "fp32-nhwc", "bf16-nhwc", "compiled", "greedynas")
+QUICK = BenchSettings(batch=4, steps=2, seconds=0.05, device="cpu", apart=False)
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
@@ -59,13 +59,13 @@ def recorded(space_file, tmp_path_factory):
     return run_bench([str(space_file)], QUICK, Console(quiet=True), out), out
 
 
-def told(record):
+def shown(record):
     console = Console(width=160, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     show_bench(record, console)
     return console.export_text()
 
 
-# The whole
+# Records
 
 
 def test_every_variant_and_measure_has_a_row(recorded):
@@ -77,7 +77,8 @@ def test_every_variant_and_measure_has_a_row(recorded):
     rows = {(row["measure"], row["variant"]): row for row in space["rows"]}
     measures = {measure: {variant for one, variant in rows if one == measure} for measure in bench.MEASURES}
     assert measures["train"] == measures["forward"] == set(NAMES)
-    assert measures["filter"] == measures["rank"] == set(NAMES) - {"compiled"}  # one path is no choice
+    assert measures["filter"] == set(NAMES) - {"compiled"}  # with one path there is nothing to rank
+    assert measures["rank"] == measures["filter"] | {"toolkits"}
     for (_, variant), row in rows.items():
         assert row["error"] is None
         reason = why_not(BY_NAME[variant], CPU)
@@ -88,7 +89,7 @@ def test_every_variant_and_measure_has_a_row(recorded):
     assert all(row["images_per_second"] > 0 for row in space["data"])
 
 
-def test_numbers_of_a_row_agree(recorded):
+def test_the_numbers_of_a_row_are_consistent(recorded):
     rows = {(row["measure"], row["variant"]): row for row in recorded[0]["spaces"]["tiny"]["rows"] if "ms" in row}
     for (measure, _), row in rows.items():
         times = list(row["times_ms"].values())
@@ -106,8 +107,8 @@ def test_numbers_of_a_row_agree(recorded):
     assert rows["train", "fp32"]["floor_ms"] == pytest.approx(TRAINING * rows["forward", "fp32"]["floor_ms"], rel=1)
 
 
-def test_the_table_has_all_of_it(recorded):
-    text = told(recorded[0])
+def test_the_table_has_all_measures_and_variants(recorded):
+    text = shown(recorded[0])
     for variant in VARIANTS:
         assert variant.label in text
     for part in ("tiny, 8 px, batch 4", "training step", "forward evaluation", "filtering", "ranking", "× floor"):
@@ -116,7 +117,7 @@ def test_the_table_has_all_of_it(recorded):
     assert "images from memory, on the CPU" in text
 
 
-def test_a_variant_that_fails_stops_no_other(space_file, monkeypatch):
+def test_a_failing_variant_does_not_stop_others(space_file, monkeypatch):
     plain = bench.MEASURES["train"]
 
     def training(subject, work):
@@ -133,25 +134,25 @@ def test_a_variant_that_fails_stops_no_other(space_file, monkeypatch):
     assert rows["train", "fp32"]["error"] == "out of memory: use a smaller --batch"
     assert rows["train", "bf16"]["error"] == "RuntimeError: no compiler"
     assert rows["train", "greedynas"]["ms"] > 0
-    assert rows["train", "greedynas"]["ratio_to_fp32"] is None  # there is nothing to compare with
+    assert rows["train", "greedynas"]["ratio_to_fp32"] is None  # the baseline failed
     assert rows["forward", "fp32"]["ms"] > 0
-    text = told(record)
+    text = shown(record)
     assert "failed" in text
     assert "fp32, NCHW (training step): out of memory" in text
 
 
-def test_nothing_is_begun_when_the_time_is_over(work, space_file):
+def test_no_measure_is_started_when_the_total_time_has_run_out(work, space_file):
     rows = measure_variant(BY_NAME["fp32"], work, ("train", "rank"), {}, over=0.0)
     assert [(row.measure, row.found, row.skipped) for row in rows] == [
-        (measure, None, "the time for all was over (--total)") for measure in ("train", "rank")
+        (measure, None, "the total time had run out (--total)") for measure in ("train", "rank")
     ]
     settings = replace(QUICK, total=1e-6, measures=("forward",), variants=("fp32", "greedynas"))
     record = run_bench([str(space_file)], settings, Console(quiet=True))
     assert [row["variant"] for row in record["spaces"]["tiny"]["rows"]] == ["fp32", "greedynas"]
-    assert "left out" in told(record)
+    assert "left out" in shown(record)
 
 
-def test_what_is_left_out_where(monkeypatch):
+def test_variants_that_are_left_out_on_each_machine(monkeypatch):
     assert all(why_not(variant, GPU) is None for variant in VARIANTS)
     monkeypatch.setattr("greedynas.bench.variants._cpu_has_fp16", lambda: False)
     assert {variant.name for variant in VARIANTS if why_not(variant, CPU)} == {"fp16", "compiled"}
@@ -159,7 +160,7 @@ def test_what_is_left_out_where(monkeypatch):
     assert {variant.name for variant in VARIANTS if why_not(variant, CPU)} == {"compiled"}
 
 
-def test_sizes_are_the_issue_s_on_a_gpu_and_small_on_a_cpu():
+def test_sizes_are_realistic_on_a_gpu_and_small_on_a_cpu():
     for name, batch, size, ranked in (("mobilenet", 512, 224, 10), ("macro", 256, 32, 6561)):
         space = load_space(name)
         config, here = config_for(name, BenchSettings(device="cpu"))
@@ -167,22 +168,22 @@ def test_sizes_are_the_issue_s_on_a_gpu_and_small_on_a_cpu():
         assert (there.batch, there.image_size, there.ranked, there.steps) == (batch, size, ranked, 50)
         assert here.batch <= 16
         assert here.image_size <= 64
-        assert config.train.m == 10  # of the preset
+        assert config.train.m == 10  # from the preset
 
 
 # The variants
 
 
-def test_variants_by_name():
-    assert [variant.name for variant in choose_variants([])] == list(NAMES)
+def test_variants_are_chosen_by_name():
+    assert [variant.name for variant in choose_variants([])] == ["toolkits", *NAMES]
     assert [variant.name for variant in choose_variants(["greedynas", "fp32"])] == ["fp32", "greedynas"]
     with pytest.raises(GreedyNASError, match="unknown variant 'fp8'"):
         choose_variants(["fp8"])
 
 
 @pytest.mark.parametrize(("name", "last"), [("fp32", False), ("bf16-nhwc", True), ("greedynas", True)])
-def test_the_memory_format_holds_throughout(work, name, last):
-    """Images that come channels_last would turn an NCHW network into an NHWC one."""
+def test_the_memory_format_is_kept_throughout(work, name, last):
+    """Images in channels_last would turn an NCHW network into an NHWC one."""
     subject = Subject(BY_NAME[name], work.config, CPU, work.paths[0])
     data = subject.see(work.data)
     for images, _ in (next(data.train.train_batches(0, 4)), data.val.eval_batch(np.arange(4))):
@@ -191,7 +192,7 @@ def test_the_memory_format_holds_throughout(work, name, last):
         assert out.is_contiguous(memory_format=torch.channels_last) == last
 
 
-def test_a_compiled_path_is_the_supernet_s(work, monkeypatch):
+def test_the_compiled_path_has_the_weights_of_the_supernet(work, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda network: compiled.append(network) or network)
     subject = Subject(BY_NAME["compiled"], work.config, CPU, work.paths[0])
@@ -208,7 +209,7 @@ def test_a_compiled_path_is_the_supernet_s(work, monkeypatch):
     assert slow == {}
 
 
-def test_compiling_that_takes_long_is_done_for_one_space(work):
+def test_slow_compilation_is_done_for_only_one_space(work):
     slow = {}
     row = Row("train", BY_NAME["compiled"], Measurement(4, {0: 0.1}, {0: 0.1}, startup=63.0))
     bench._note_slow(row, work, slow)
@@ -220,7 +221,7 @@ def test_compiling_that_takes_long_is_done_for_one_space(work):
 # The measures
 
 
-def test_paths_differ_and_the_first_is_typical():
+def test_paths_are_distinct_and_the_first_has_median_cost():
     config, _ = config_for("macro", BenchSettings(device="cpu"))
     paths = choose_paths(config, 21)
     assert len(set(paths)) == 21
@@ -229,7 +230,7 @@ def test_paths_differ_and_the_first_is_typical():
 
 
 def test_short_steps_are_timed_in_groups(work, monkeypatch):
-    """As small images are on a GPU: every batch is augmented, and the paths are those that were run before."""
+    """Small images on a GPU are timed so: every batch is augmented, and the paths have been run before."""
     monkeypatch.setattr(bench_measures, "worth_timing_together", lambda _: True)
     monkeypatch.setattr(bench_measures, "GROUP", 3)
     subject = Subject(BY_NAME["fp32"], work.config, CPU, work.paths[0])
@@ -252,7 +253,7 @@ def test_short_steps_are_timed_in_groups(work, monkeypatch):
     assert len({total for total, _ in steps}) > 3  # different images
 
 
-def test_ratios_are_of_the_same_paths():
+def test_ratios_use_the_paths_that_both_variants_ran():
     base = Measurement(4, {0: 2.0, 1: 6.0, 2: 100.0}, {})
     assert ratio(base, Measurement(4, {0: 1.0, 1: 1.0}, {})) == 4
     assert ratio(None, base) is None
@@ -279,7 +280,7 @@ def test_a_ranking_is_projected_from_a_part_of_the_tree(work, monkeypatch):
 # The floor
 
 
-def test_traffic_of_a_block_is_inputs_and_outputs_of_its_convolutions():
+def test_the_traffic_of_a_block_is_the_inputs_and_outputs_of_its_convolutions():
     space = tiny_space(["ID", "MB2_K3"], repeat=1)  # 8 px, stem /2 to 4 px with 8 channels, then 8 at 4 px, 12 at 2 px
     table = traffic_table(space)
     hidden = 16 * 16
@@ -291,7 +292,7 @@ def test_traffic_of_a_block_is_inputs_and_outputs_of_its_convolutions():
 
 
 def test_the_floor_of_the_paper_s_space():
-    """Known from the H200 (4.25 TB/s, batch 512, bf16): about 3.6 ms forward and 11 ms for a training step."""
+    """On an H200 (4.25 TB/s, batch 512, bf16) it is about 3.6 ms for a forward pass and 11 ms for a training step."""
     space = load_space("mobilenet")
     values = traffic_table(space)(space.sample(200, stream(0, "test"))).mean()
     assert 3.4 < 1e3 * 512 * 2 * values / 4.25e12 < 4.0
@@ -317,18 +318,18 @@ def feed_of(**changes):
     return Feed(**{**usual, **changes})
 
 
-def test_what_is_said_about_data():
+def test_the_verdict_about_data():
     need = Need(9300, "given")
     text = verdict(feed_of(), need)
     assert text.startswith(
-        "Feeds 3,100 images/s, training takes 9,300: training would wait for data 66.7% of the time;"
+        "The loader delivers 3,100 images/s, training takes 9,300: training would wait for data 66.7% of the time;"
     )
-    assert "about 24 cores, there are 16; use them all (data.workers=16)" in text
+    assert "about 24 cores, and there are 16; use all cores (data.workers=16)" in text
     assert "data.memory_gb=200" in text
     assert "use 16 workers (data.workers=16)" in verdict(feed_of(), Need(6000, "given"))
     assert verdict(feed_of(), Need(3000, "given")).endswith("training does not wait for data.")
     slow = verdict(feed_of(first=1000.0), Need(3000, "given"))
-    assert "does not wait for data, but in the first epoch, in which it gets 1,000." in slow
+    assert "does not wait for data, except in the first epoch, which gets 1,000 images/s." in slow
     stored = verdict(feed_of(first=1000.0, memory=10**11), Need(3000, "given"))  # the files do not stay in memory
     assert "66.7% of the time; the storage is the limit (3,100 images/s once files are in memory)" in stored
     assert "cores" not in stored
@@ -337,8 +338,8 @@ def test_what_is_said_about_data():
     assert "once, in about 1 s" in kept
 
 
-def test_images_are_counted_while_they_come(work, photos):
-    rate, read = delivered(work.data.train, 4, 0.05, 0, CPU)
+def test_the_rate_of_a_loader_is_measured(work, photos):
+    rate, read = loader_rate(work.data.train, 4, 0.05, 0, CPU)
     assert rate > 0
     assert read <= len(work.data.train)
     feed = measure_feed(str(photos), 8, 0, 0.05, CPU)
@@ -348,16 +349,16 @@ def test_images_are_counted_while_they_come(work, photos):
     assert feed.file_bytes == pytest.approx(
         sum(file.stat().st_size for file in photos.rglob("*.png")) * 42 / 60, rel=0.3
     )
-    assert over_and_over(work.data.train, 4, 0.05, 0, CPU) > 0
+    assert repeated_rate(work.data.train, 4, 0.05, 0, CPU) > 0
 
 
-def test_forgetting_leaves_files_as_they_are(data, photos):
+def test_dropping_files_from_memory_does_not_change_them(data, photos):
     before = {file: file.read_bytes() for file in photos.rglob("*.png")}
     forget(data._pool.source, np.arange(len(data._pool.source)))
     assert {file: file.read_bytes() for file in photos.rglob("*.png")} == before
 
 
-def test_data_from_the_command_line(run_cli, photos, tmp_path):
+def test_bench_data_on_the_command_line(run_cli, photos, tmp_path):
     options = (
         "bench",
         "data",
@@ -401,13 +402,13 @@ def test_the_paper_s_supernet_in_hours():
     assert round(preset.corrected / 1e6, 1) == 83.8
     assert longest.optimization > preset.optimization
     record = record_of(greedynas=(10_000, 40_000), fp32=(2_000, 8_000))
-    assert rates_in(record, "mobilenet").keys() == {"fp32", "greedynas"}  # nothing filters with one compiled path
+    assert rates_in(record, "mobilenet").keys() == {"fp32", "greedynas"}  # a single compiled path cannot be filtered
     rows = {(row["supernet"], row["variant"]): row for row in cost_facts(record)["spaces"]["mobilenet"]}
     ours = rows[preset.name, "greedynas"]
     assert ours["hours"] == pytest.approx((preset.optimization / 10_000 + preset.evaluation / 40_000) / 3600)
     assert ours["measured_ratio"] == 4
     assert rows[preset.name, "fp32"]["hours"] == pytest.approx(5 * ours["hours"])
-    # Of a filtering's images each is read once, whatever the number of paths.
+    # Each image of a filtering is read once, whatever the number of paths.
     delivery = (preset.optimization + preset.evaluation / 10) / (3600 * ours["hours"])
     assert ours["average_images_per_second"] == pytest.approx(delivery)
     assert ours["training_images_per_second"] == 10_000
@@ -415,14 +416,14 @@ def test_the_paper_s_supernet_in_hours():
     assert paper.seconds(rates) == pytest.approx(paper.corrected / 10_000)  # r = 3.33 is the paper's
 
 
-def test_cost_from_the_command_line(run_cli, tmp_path):
+def test_bench_cost_on_the_command_line(run_cli, tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps(record_of(greedynas=(10_000, 40_000))))
     code, out, err = run_cli("bench", "cost", "--record", file)
     assert (code, err) == (0, "")
     assert "ImageNet, mobilenet, on a GPU" in out
     assert "must deliver 10,000 images/s" in out
-    assert "loader of this record" not in out  # it measured none
+    assert "loader of this record" not in out  # the record has no loader
     code, out, _ = run_cli("bench", "cost", "--record", file, "--json")
     assert code == 0
     assert json.loads(out)["machine"] == "a GPU"
@@ -440,21 +441,21 @@ def test_a_loader_that_is_too_slow_is_named_with_its_hours(run_cli, tmp_path, de
     assert code == 0
     _, preset, _ = imagenet_supernets("mobilenet")
     hours = preset.optimization / 2_000 / 3600
-    told = f"The loader of this record (from JPEG files, 8 workers) delivered 2,000: {hours:.1f} h for the training images alone."
-    assert (told in " ".join(out.split())) == shown
+    sentence = f"The loader of this record (from JPEG files, 8 workers) delivered 2,000: {hours:.1f} h for the training images alone."
+    assert (sentence in " ".join(out.split())) == shown
     assert ("loader of this record" in " ".join(out.split())) == shown
 
 
-def test_the_record_is_what_is_quoted(run_cli):
-    """The worked example in docs/results/speed.md is the output of the command that it names, on the record that is there."""
+def test_the_documentation_quotes_the_record(run_cli):
+    """The worked example in docs/results/speed.md is the output of its command on the stored record."""
     page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
     file = ROOT / re.search(r"\$ greedynas bench cost --record (benchmarks/\S+)", page)[1]
     record = read_record(file)
     assert json.loads(RECORDED.read_text()) == training_rates(record)
     code, out, _ = run_cli("bench", "cost", "--record", file)
     assert code == 0
-    told = "\n".join(line.rstrip() for line in out.strip().splitlines())
-    assert told in page
+    printed = "\n".join(line.rstrip() for line in out.strip().splitlines())
+    assert printed in page
     need = recorded_need(224)
     assert need.rate == training_rates(record)["training_images_per_second"]["mobilenet"]
     assert record["machine"]["name"] in need.known_from
@@ -479,17 +480,36 @@ def test_the_record_is_what_is_quoted(run_cli):
         (["cost", "--record", "/no/such/file"], "no such record"),
     ],
 )
-def test_wrong_input_is_one_line(run_cli, arguments, message):
+def test_invalid_input_gives_an_error_of_one_line(run_cli, arguments, message):
     code, out, err = run_cli("bench", *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_file_that_is_no_record(run_cli, tmp_path):
+def test_files_that_are_not_records_are_refused(run_cli, tmp_path):
     for text, message in (("{}", "no record of greedynas bench"), ("[", "cannot be read")):
         file = tmp_path / "x.json"
         file.write_text(text)
         code, _, err = run_cli("bench", "cost", "--record", file)
         assert code == 2
         assert message in err
+
+
+def test_rounds_are_measured_in_processes_of_their_own(space_file):
+    settings = replace(QUICK, apart=None, rounds=2, variants=("fp32", "greedynas"), measures=("train",))
+    record = run_bench([str(space_file)], settings, Console(quiet=True))
+    rows = record["spaces"]["tiny"]["rows"]
+    assert [row["variant"] for row in rows] == ["fp32", "greedynas"]
+    for row in rows:
+        assert len(row["rounds_ms"]) == 2
+        assert min(row["rounds_ms"]) > 0
+    assert " to " in shown(record)
+
+
+def test_a_round_more_is_a_mean_over_rounds():
+    found = Measurement(4, {0: 1.0, 1: 2.0}, {})
+    found.add_round(Measurement(4, {0: 2.0}, {}))
+    found.add_round(Measurement(4, {0: 6.0, 1: 5.0}, {}))
+    assert found.seconds[0] == pytest.approx(3.0)
+    assert found.rounds == [1.5, 2.0, 5.5]

@@ -1,1 +1,1 @@
-"""Faults on purpose: every run that a fault ends goes on to the result it would have had without it. `make chaos`."""
+"""Fault injection (`make chaos`): a run that a fault has ended must resume to the result of an undisturbed one."""

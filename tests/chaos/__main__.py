@@ -1,9 +1,10 @@
-"""All faults, and a table of what came of them.
+"""Inject all faults and print a table of the outcomes.
 
     python -m tests.chaos [--few] [--out FOLDER] [--seed N] [FAULT …]
 
-Every trial ends in a resumed run with the result of an undisturbed one, or in one clear line, a failing exit code and then
-that result. FAULT: words of the names to choose some. With --out, chaos.txt and chaos.json are written there.
+Every trial must end in a resumed run with the result of an undisturbed one, if necessary after a one-line error and a
+failing exit code. FAULT selects faults by words of their names. With --out, chaos.txt and chaos.json are written to the
+folder.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from tests.chaos.workshop import Workshop
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*")
-    parser.add_argument("--few", action="store_true", help="the cheapest ones, as in the normal suite")
+    parser.add_argument("--few", action="store_true", help="inject only the cheapest faults, as in the normal tests")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()

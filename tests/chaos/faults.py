@@ -1,7 +1,7 @@
-"""The faults: each function stages one kind, so often as it is told, and returns how many trials there were.
+"""The faults: each function injects one kind of fault in the given number of trials and returns the number of trials.
 
-A trial that loses something raises. Where this machine cannot stage a fault (a full disk without the right to mount one), the
-system call is made to fail instead.
+A trial that loses something raises. If this machine cannot stage a fault (such as a full disk without permission to
+mount one), a system call is made to fail instead.
 """
 
 import errno
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def kill(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str, ...] = STAGES) -> int:
-    """kill -9 at random moments of every stage, some of them twice in a row."""
+    """Send kill -9 at random moments of every stage, in some trials twice in a row."""
     for trial in range(trials):
         stage = stages[trial % len(stages)]
         run = shop.before(stage)
@@ -47,7 +47,7 @@ def kill(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str, ...
 
 
 def killed(shop: Workshop, stage: str, run: Path, rng: random.Random) -> None:
-    """Once, at a random moment; one that comes too late is tried again, earlier."""
+    """Kill a stage once at a random moment; if that was too late, try again earlier."""
     length = shop.finished(stage)[1]
     while True:
         process = shop.start(shop.command(stage, run))
@@ -66,7 +66,7 @@ def pause(process: Process, seconds: float) -> None:
 
 
 def terminate(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str, ...] = STAGES) -> int:
-    """SIGTERM (and, every third time, Ctrl-C) at random moments: a clear message, exit code 143 (130), nothing lost."""
+    """Send SIGTERM (every third time Ctrl-C) at random moments; expect a message, exit code 143 (130) and no loss."""
     for trial in range(trials):
         stage = stages[trial % len(stages)]
         number = signal.SIGINT if trial % 3 == 2 else signal.SIGTERM
@@ -75,9 +75,9 @@ def terminate(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str
         until(process.listens, process)
         pause(process, rng.uniform(0.2, 0.9) * length)
         if process.listens():
-            os.killpg(process.pid, number)  # workers get it too, as from a scheduler
+            os.killpg(process.pid, number)  # also to the workers, like a scheduler
         code, told = process.wait()
-        if code != 0:  # it was not at its end already
+        if code != 0:  # the stage had not already finished
             assert code == 128 + number, (code, told)
             assert f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}; " in told, told
             assert "Traceback" not in told, told
@@ -87,7 +87,7 @@ def terminate(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str
 
 
 def terminate_training(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """SIGTERM in the middle of a training: the checkpoint that is written is of the step it has reached."""
+    """Send SIGTERM in the middle of a training; expect a checkpoint of the step it has reached."""
     config = shop.write_config("rare.yaml", checkpoint_steps=10**6, max_epochs=40)
     whole = shop.new()
     assert shop.call(shop.command("train", whole, config))[0] == 0
@@ -108,7 +108,7 @@ def terminate_training(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 class Quota:
-    """Writes through the system's calls fail with ENOSPC after so many bytes, after half of what they were to write."""
+    """Lets writes fail with ENOSPC after a number of bytes; the failing write is done in part."""
 
     def __init__(self, left: int):
         self.left = left
@@ -134,13 +134,13 @@ class Quota:
             self.left -= len(data)
             return write(data)
 
-        full = _Handle.__new__(_Handle)  # it passes everything else on
+        full = _Handle.__new__(_Handle)  # delegates everything else
         full.handle, full.write = handle, limited
         return full
 
 
 def full_disk_injected(shop: Workshop, trials: int, rng: random.Random, stages: tuple[str, ...] = STAGES[:4]) -> int:
-    """ENOSPC at a random byte of what a stage writes."""
+    """Raise ENOSPC at a random byte of a stage's output."""
     for trial in range(trials):
         stage = stages[trial % len(stages)]
         run = shop.before(stage)
@@ -151,7 +151,7 @@ def full_disk_injected(shop: Workshop, trials: int, rng: random.Random, stages: 
 
 
 def written_by(shop: Workshop, stage: str) -> int:
-    """Roughly how many bytes a stage writes that survive it: fewer than it writes in all."""
+    """Return roughly how many bytes a stage adds to the run, which are fewer than it writes."""
     old = shop.before(stage)
     new = shop.finished(stage)[0]
     size = sum(file.stat().st_size for file in new.rglob("*") if file.is_file())
@@ -159,7 +159,7 @@ def written_by(shop: Workshop, stage: str) -> int:
 
 
 def largest_file(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A limit of the system on the size of files, below that of a checkpoint."""
+    """Set a system limit on file sizes below the size of a checkpoint."""
     for stage in ("train", "retrain")[:trials]:
         run = shop.before(stage)
         # Python ignores SIGXFSZ: the write fails with EFBIG.
@@ -170,7 +170,7 @@ def largest_file(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def full_disk(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A file system of 2 MB that something else has filled, up to a random rest."""
+    """Use a file system of 2 MB that is full except for a random rest."""
     for trial in range(trials):
         stage = ("train", "retrain")[trial % 2]
         disk = shop.new("disk")
@@ -188,7 +188,7 @@ def full_disk(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def read_only(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """Run directories that cannot be written to: each stage says so."""
+    """Make the run directory read-only; each stage must say so."""
     for stage in STAGES[:trials]:
         run = shop.before(stage)
         run.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def read_only(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 class CannotStage(Exception):
-    """This machine does not allow it."""
+    """Raised if this machine does not allow to stage a fault."""
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def mounted(folder: Path, *options: str) -> Iterator[None]:
 
 
 def damage(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """Checkpoints cut or with a flipped bit: the newest, or all of them."""
+    """Truncate the newest checkpoint or all of them, or flip a bit."""
     for trial in range(trials):
         stage = ("train", "retrain")[trial % 2]
         run = shop.before(stage)
@@ -243,7 +243,7 @@ def damage(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def lost_image(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A file of a streaming data set deleted while it is trained on, and brought back."""
+    """Delete a file of a streaming data set during training, and restore it."""
     config = shop.write_config("streaming.yaml", {"memory_gb": 0, "workers": 1}, max_epochs=30)
     whole = shop.new()
     assert shop.call(shop.command("train", whole, config))[0] == 0
@@ -255,7 +255,7 @@ def lost_image(shop: Workshop, trials: int, rng: random.Random) -> int:
         file.unlink()
         code, told = process.wait()
         if code != 0:  # 0: an image of the test set
-            refused((code, told), file.name, "is gone since the run began")
+            refused((code, told), file.name, "has disappeared since the run started")
             refused(shop.call(shop.command("train", run, config)), f"{file.parent.name}/{file.name} is missing")
         file.write_bytes(content)
         shop.goes_on("train", run, config, whole)
@@ -263,18 +263,20 @@ def lost_image(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def changed_images(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """Images that change between a kill -9 and the next command: refused with the first difference, and the right ones go on,
-    from another place."""
+    """Change images between a kill -9 and the next command.
+
+    The changed images must be refused with the first difference; with the right images, in another place, the run resumes.
+    """
     for trial in range(trials):
         stage = ("train", "retrain")[trial % 2]
         run, photos = shop.before(stage), shop.new("photos")
         killed(shop, stage, run, rng)
         shutil.copytree(shop.photos, photos)
-        # Where the images are, the command for training says; the other stages take it from the run.
+        # The command for training names the images; the other stages take them from the run.
         again = [*shop.command("train", run), "--data", str(photos)]
         change, told = list(CHANGES.values())[trial % len(CHANGES)]
         change(photos, rng)
-        if (run / "data.jsonl").exists():  # it had begun
+        if (run / "data.jsonl").exists():  # the run had begun
             refused(shop.call(again), told, "the images are not those that")
         shutil.rmtree(photos)
         shutil.copytree(shop.photos, photos)
@@ -300,7 +302,7 @@ def rename_some(photos: Path, rng: random.Random) -> None:
 
 
 def flip_a_bit(photos: Path, rng: random.Random) -> None:
-    """With the size and the time of before."""
+    """Flip a bit of a file without changing its size and time."""
     file = rng.choice(sorted(photos.rglob("*.png")))
     status, content = file.stat(), bytearray(file.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -309,17 +311,17 @@ def flip_a_bit(photos: Path, rng: random.Random) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path, random.Random], object], str]] = {
-    "two classes swapped": (swap_classes, "a/0.png has other contents"),
-    "all replaced": (replace_all, "a/0.png has other contents"),
+    "two classes swapped": (swap_classes, "a/0.png has changed"),
+    "all replaced": (replace_all, "a/0.png has changed"),
     "two renamed": (rename_some, ".png is now called "),
     "one added": (lambda photos, rng: picture(1).save(photos / "b" / "new.png"), "b/new.png is new"),
-    "a bit flipped": (flip_a_bit, ".png has other contents"),
+    "a bit flipped": (flip_a_bit, ".png has changed"),
     "one lost": (lambda photos, rng: rng.choice(sorted(photos.rglob("*.png"))).unlink(), ".png is missing"),
 }
 
 
 def class_without_text(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A class folder whose name is no UTF-8: refused before anything is trained."""
+    """Use a class folder whose name is not UTF-8; it must be refused before training."""
     for _ in range(trials):
         run, photos = shop.new(), shop.new("photos")
         shutil.copytree(shop.photos, photos)
@@ -334,7 +336,7 @@ def class_without_text(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def endless_files(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """Pipes, devices and links in circles among the images, with little memory: named, and the job is done without them."""
+    """Put pipes, devices and circular links among the images, with little memory; the job must name and skip them."""
     for _ in range(trials):
         photos, whole, run = shop.new("photos"), shop.new(), shop.new()
         shutil.copytree(shop.photos, photos)
@@ -357,7 +359,7 @@ def endless_files(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def tested_on_training(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A test set of training images: no accuracy is shown as a result, in no file without the reason beside it."""
+    """Use training images as the test set; no accuracy may be shown as a result, or written without the reason."""
     for _ in range(trials):
         photos, run = shop.new("photos"), shop.new()
         for part in ("train", "test"):
@@ -375,7 +377,7 @@ def tested_on_training(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def run_among_images(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A run directory inside of the images, by its name or through a link: refused, and nothing is written there."""
+    """Put the run directory inside the images, directly or through a link; it must be refused without writing."""
     before = sorted(shop.photos.rglob("*"))
     for trial in range(trials):
         place = (shop.photos / "run", shop.photos / "a" / "run", shop.new("link") / "run")[trial % 3]
@@ -389,13 +391,14 @@ def run_among_images(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def two_at_once(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """A second process on a run directory is refused; the lock of one that was killed is no obstacle."""
+    """Start a second process on a run directory, which must be refused; the lock of a killed process must not
+    matter."""
     for trial in range(trials):
         stage = STAGES[trial % len(STAGES)]
         run = shop.before(stage)
         first = shop.start(shop.command(stage, run))
         until(lambda: locked(run / ".lock"), first)  # noqa: B023
-        first.kill(signal.SIGSTOP)  # so that it is not over too soon
+        first.kill(signal.SIGSTOP)  # so that it does not finish too soon
         refused(shop.call(shop.command(stage, run)), "is in use by another greedynas process")
         first.kill()
         first.wait()
@@ -409,7 +412,7 @@ def locked(file: Path) -> bool:
 
 
 def clock_jumps(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """The wall clock leaps back and forth by days, and the machine seems to sleep between any two looks at the clock."""
+    """Let the wall clock jump by days, and the monotonic clock by minutes between any two readings."""
     for trial in range(trials):
         stage = STAGES[trial % len(STAGES)]
         run = shop.before(stage)
@@ -432,7 +435,8 @@ def clock_jumps(shop: Workshop, trials: int, rng: random.Random) -> int:
 
 
 def out_of_memory(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """No memory for a batch of large images: the line names a batch that fits, and with it training goes."""
+    """Limit memory below a batch of large images; the error must name a batch size that fits, and training with it
+    works."""
     space = {"space": {**large_space(), "image_size": 384}}
     config = shop.write_config("large.yaml", batch_size=40, filter_images=3, bn_images=3, max_epochs=1)
     import yaml
@@ -460,13 +464,13 @@ def large_space() -> dict[str, Any]:
 
 
 def limit_memory(megabytes: int) -> None:
-    """As much address space as there is now, and so much more."""
+    """Limit the address space to its current size plus a number of megabytes."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + megabytes * 10**6, resource.RLIM_INFINITY))
 
 
 def gpu_out_of_memory(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """What a GPU raises for batches of more than 6 images, in training and in retraining."""
+    """Raise a GPU's out-of-memory error for batches of more than 6 images, in training and in retraining."""
     for stage in ("train", "retrain")[:trials]:
         run = shop.before(stage)
         refused(
@@ -491,7 +495,7 @@ def small_gpu() -> None:
 
 
 def lost_rank(shop: Workshop, trials: int, rng: random.Random) -> int:
-    """kill -9 of one worker under torchrun, which starts the group again: the end is that of two ranks undisturbed."""
+    """Kill a worker under torchrun, which restarts the group; the result must be that of two undisturbed ranks."""
     config = shop.write_config("ranks.yaml", max_epochs=40)
     whole = shop.new()
     assert torchrun(shop, whole, config).wait() == 0
@@ -507,7 +511,7 @@ def lost_rank(shop: Workshop, trials: int, rng: random.Random) -> int:
         code = group.wait(PATIENT)
         assert code == 0, code
         assert not (different := differences(whole, run)), different
-        assert "going on from step" in (run / "log.txt").read_text()
+        assert "resuming from step" in (run / "log.txt").read_text()
     return trials
 
 
@@ -523,7 +527,7 @@ def torchrun(shop: Workshop, run: Path, config: Path, *options: str) -> subproce
 
 
 def children(parent: int) -> list[int]:
-    """The processes that this one has started, the oldest first."""
+    """Return the processes that a process has started, oldest first."""
     text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
     return [int(child) for child in text.split() if reached(Path(f"/proc/{child}/cmdline"), 0)]
 
@@ -549,7 +553,7 @@ FAULTS: dict[str, tuple[Callable[[Workshop, int, random.Random], int], int]] = {
     "out of memory (GPU, injected)": (gpu_out_of_memory, 2),
     "worker killed under torchrun": (lost_rank, 2),
 }
-FEW = {  # of the normal suite: trials
+FEW = {  # number of trials in the normal tests
     "kill -9 at a random moment": 3,
     "SIGTERM or Ctrl-C at a random moment": 3,
     "full disk (ENOSPC at the system call)": 2,

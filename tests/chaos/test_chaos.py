@@ -1,6 +1,6 @@
-"""The cheapest of `make chaos`, which has many more trials of more faults (see `tests/chaos`).
+"""The cheapest faults of `make chaos`, which has many more trials of more faults (see `tests/chaos`).
 
-In a process of its own: it forks, and a process with threads should not.
+They run in a process of their own, because they fork, which a process with threads should not do.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from tests.helpers.paths import ROOT
 
 
-def test_some_faults_and_nothing_is_lost(tmp_path):
+def test_some_faults_lose_nothing(tmp_path):
     command = [sys.executable, "-m", "tests.chaos", "--few", "--out", tmp_path]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)

@@ -1,4 +1,4 @@
-"""A place to break things in: small data, the command line in forks that cost little, results that can be compared."""
+"""The environment of the faults: small data, the command line in cheap forks, and comparable results."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class Process:
     """A command line that is running in a fork."""
 
     pid: int
-    told: Path  # its standard error
+    told: Path  # the file with its standard error
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
@@ -56,29 +56,29 @@ class Process:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def listens(self) -> bool:
-        """Whether it catches SIGTERM, as it does from the beginning of its work to the end."""
+        """Return whether the process catches SIGTERM, as it does from the beginning of its work to the end."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
         return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
     def wait(self) -> tuple[int, str]:
-        """Exit code (negative: the signal that killed it) and standard error."""
+        """Return the exit code (negative: the signal that killed it) and the standard error."""
         until = time.monotonic() + PATIENCE
         while self.running():
             if time.monotonic() > until:
                 self.kill()
                 os.waitpid(self.pid, 0)
-                raise AssertionError(f"it hangs: {self.told.read_text()}")
+                raise AssertionError(f"the process hangs: {self.told.read_text()}")
             time.sleep(0.005)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return code, self.told.read_text(errors="replace")
 
 
 class Workshop:
-    """Configs, data and the runs that faults are compared with."""
+    """Configs, data, and the runs that faulty ones are compared with."""
 
     def __init__(self, root: Path):
-        torch.set_num_threads(1)  # a fork has no threads but the one that forked
+        torch.set_num_threads(1)  # a fork has only the thread that forked
         versions()
         self.root, self.count = root, 0
         self.photos = paint(root / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
@@ -100,7 +100,7 @@ class Workshop:
         return self.root / name
 
     def new(self, name: str = "run") -> Path:
-        """A folder that is not there yet."""
+        """Return the path of a new folder, without creating it."""
         self.count += 1
         return self.root / f"{name}-{self.count}"
 
@@ -118,7 +118,7 @@ class Workshop:
 
     def start(self, command: list[str], prepare: Callable[[], object] | None = None) -> Process:
         told = self.new("told")
-        told.touch()  # here: it may be killed before its first line
+        told.touch()  # now, because the process may be killed before its first line
         pid = os.fork()
         if pid:
             return Process(pid, told)
@@ -145,7 +145,7 @@ class Workshop:
     # Runs
 
     def before(self, stage: str) -> Path:
-        """A run as it is before this stage; where the stage is the first one, no folder at all."""
+        """Return a run as it is before a stage; if the stage is the first one, the folder does not exist."""
         run = self.new(stage)
         earlier = {"search": "train", "retrain": "search", "export": "retrain"}
         if stage in earlier:
@@ -153,7 +153,7 @@ class Workshop:
         return run
 
     def finished(self, stage: str) -> tuple[Path, float]:
-        """The run that nothing has disturbed, and how long this stage took."""
+        """Return an undisturbed run after a stage, and how long the stage took."""
         if stage not in self._finished:
             run = self.before(stage)
             start = time.monotonic()
@@ -163,7 +163,7 @@ class Workshop:
         return self._finished[stage]
 
     def goes_on(self, stage: str, run: Path, config: Path | None = None, like: Path | None = None) -> None:
-        """The same command again, and the end is the one without a fault."""
+        """Repeat the command and check that the result is that of an undisturbed run."""
         code, told = self.call(self.command(stage, run, config))
         assert code == 0, told
         assert "Traceback" not in told, told
@@ -172,7 +172,7 @@ class Workshop:
 
 
 def refused(ended: tuple[int, str], *words: str, code: int = 2) -> None:
-    """One clear line and a failing exit code."""
+    """Check that a command ended with a one-line error and a failing exit code."""
     found, told = ended
     assert found == code, (found, told)
     assert told.count("\n") == 1, told
@@ -182,7 +182,7 @@ def refused(ended: tuple[int, str], *words: str, code: int = 2) -> None:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """What differs between two runs besides clocks: weights, metrics, decisions, files."""
+    """Return the differences between two runs in weights, metrics, decisions and files, without times."""
     one, other = results(first), results(second)
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
@@ -216,7 +216,7 @@ def reached(file: Path, size: int = 1) -> bool:
 
 
 def until(condition: Callable[[], bool], process: Process) -> None:
-    """Wait for something that happens in a process, or for its end."""
+    """Wait until a condition holds or the process ends."""
     while process.running() and not condition():
         time.sleep(0.002)
 

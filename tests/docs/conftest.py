@@ -1,4 +1,4 @@
-"""A place with images and a finished run, where the code of README, docs and docstrings is executed at a small size."""
+"""A folder with images and a finished run, in which the code of README, docs and docstrings runs at a small size."""
 
 import functools
 import shutil
@@ -35,7 +35,7 @@ SMALL = {
 
 
 def smaller(function):
-    """Return a stage of the public API that trains less, and prints nothing."""
+    """Wrap a stage of the public API so that it trains less and prints nothing."""
 
     @functools.wraps(function)
     def call(settings, out, **arguments):
@@ -53,7 +53,7 @@ def smaller(function):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A folder with `photos/`, a space of one's own and `runs/photos`, made by the call of the README."""
+    """Make a folder with `photos/`, a space and `runs/photos`, by the call in the README."""
     folder = tmp_path_factory.mktemp("documented")
     paint(folder / "photos", {"cat": 20, "dog": 20, "owl": 20}, size=(40, 36))
     picture(7, (40, 36)).save(folder / "holiday.jpg")
@@ -66,7 +66,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def place(finished, tmp_path, monkeypatch):
-    """A copy of that folder as the current directory, with a public API that trains little."""
+    """Change to a copy of that folder, with a public API that trains less."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)

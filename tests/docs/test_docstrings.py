@@ -1,15 +1,16 @@
-"""Docstrings of all public names: a first sentence, arguments, and an example that runs."""
+"""Test the docstrings of all public names: a first sentence, arguments, and an example that runs."""
 
 import doctest
 import inspect
 import re
+from functools import cached_property
 
 import pytest
 
 import greedynas
 from tests.helpers.doc_blocks import ROOT, registries_kept
 
-# The first words of docstrings of public functions.
+# The allowed first words of the docstrings of public functions.
 VERBS = {
     *(
         "Add",
@@ -32,7 +33,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", greedynas.__all__)
-def test_docstring(name):
+def test_the_docstring_has_a_sentence_arguments_and_an_example(name):
     value = getattr(greedynas, name)
     text = inspect.cleandoc(value.__doc__ or "")
     first, _, rest = text.partition("\n")
@@ -48,8 +49,16 @@ def test_docstring(name):
             assert re.search(rf"^    {argument}: ", text, re.M), argument
 
 
+@pytest.mark.parametrize("name", [name for name in greedynas.__all__ if inspect.isclass(getattr(greedynas, name))])
+def test_the_methods_of_a_class_have_docstrings(name):
+    own = {key: value for key, value in vars(getattr(greedynas, name)).items() if not key.startswith("_")}
+    kinds = (classmethod, staticmethod, property, cached_property)
+    methods = {key: value for key, value in own.items() if callable(value) or isinstance(value, kinds)}
+    assert [key for key, value in methods.items() if key != "forward" and not inspect.getdoc(value)] == []
+
+
 @pytest.mark.parametrize("name", greedynas.__all__)
-def test_example(name, place):
+def test_the_example_runs(name, place):
     finder = doctest.DocTestFinder(recurse=False)
     [example] = finder.find(getattr(greedynas, name), name, module=False, globs={"__name__": "documented"})
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL

@@ -1,4 +1,4 @@
-"""docs/paper-to-code.md: every function and file that it names exists, and it has every item of the paper."""
+"""docs/paper-to-code.md: every function and file that it names exists, and it covers every item of the paper."""
 
 import re
 
@@ -8,13 +8,13 @@ OTHER = {"epsilon", "sgd", "rmsprop"}  # settings and names
 TEXT = (ROOT / "docs" / "paper-to-code.md").read_text()
 
 
-def test_files_exist():
+def test_the_named_files_exist():
     files = set(re.findall(r"`(greedynas/[\w/.\-]+\.\w+)`", TEXT))
     assert len(files) > 20
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_functions_are_in_the_files_beside_them():
+def test_the_named_functions_are_in_their_files():
     checked = 0
     for row in re.findall(r"^\| .*$", TEXT, re.M):
         files = re.findall(r"`(greedynas/[\w/]+\.py)`", row)
@@ -25,7 +25,7 @@ def test_functions_are_in_the_files_beside_them():
     assert checked >= 25
 
 
-def test_every_item_of_the_paper_is_there():
+def test_every_item_of_the_paper_is_covered():
     for item in [
         *(f"Algorithm {i}" for i in (1, 2, 3)),
         *(f"Table {i}" for i in range(1, 8)),

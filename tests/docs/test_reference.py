@@ -1,4 +1,4 @@
-"""The pages of docs/reference are what `tools/reference_pages.py` writes."""
+"""The pages of docs/reference equal the output of `tools/reference_pages.py`."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,5 @@ import reference_pages
 
 
 @pytest.mark.parametrize("file", reference_pages.pages(), ids=lambda file: file.name)
-def test_page_is_current(file):
+def test_the_page_is_up_to_date(file):
     assert file.read_text() == reference_pages.pages()[file], "run python tools/reference_pages.py"

@@ -1,4 +1,4 @@
-"""Each script in examples/ runs to its end at a small size, as somebody who reads it would run it."""
+"""Each script in examples/ runs to its end at a small size, with the command that its docstring shows."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import pytest
 from tests.helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-SECONDS = 300  # of a busy machine; each takes about ten when it is alone
+SECONDS = 300  # on a busy machine; on an idle one, each takes about ten
 
 
 def run_example(name, tmp_path, *arguments):
-    """Run a script in a folder of its own, on one thread; return what it printed."""
+    """Run a script in a folder of its own, on one thread; return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--quick", *arguments]
@@ -31,7 +31,7 @@ def test_a_folder_of_images_becomes_a_network(tmp_path):
     assert {"report.html", "model.onnx"} <= {file.name for file in (tmp_path / "runs" / "photos").iterdir()}
 
 
-def test_an_op_and_a_sampler_go_through_the_whole_job(tmp_path):
+def test_a_custom_op_and_sampler_work_in_the_whole_job(tmp_path):
     out = run_example("own_op_and_sampler", tmp_path, "--out", str(tmp_path))
     assert "as PyTorch counts them" in out
     assert re.search(r"LatencyTable\('ghosts' at 28 px.*\) \d+\.\d+ ms", out)
@@ -39,7 +39,7 @@ def test_an_op_and_a_sampler_go_through_the_whole_job(tmp_path):
     assert "GHOST_K3" in (tmp_path / "network.svg").read_text()
 
 
-def test_a_searcher_by_optuna(tmp_path):
+def test_a_searcher_with_optuna_finds_paths(tmp_path):
     pytest.importorskip("optuna")
     out = run_example("own_searcher", tmp_path)
     best = {name: float(accuracy) for name, accuracy in re.findall(r"^(\w+) +Searched\(.*best (\d\.\d+)\)", out, re.M)}
@@ -47,7 +47,7 @@ def test_a_searcher_by_optuna(tmp_path):
     assert min(best.values()) > 0.3  # chance is 0.1
 
 
-def test_a_searcher_without_optuna_says_what_to_install(tmp_path):
+def test_without_optuna_the_searcher_says_what_to_install(tmp_path):
     (tmp_path / "optuna.py").write_text("raise ModuleNotFoundError(\"No module named 'optuna'\", name='optuna')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, str(EXAMPLES / "own_searcher.py"), "--quick"]
@@ -56,7 +56,7 @@ def test_a_searcher_without_optuna_says_what_to_install(tmp_path):
     assert done.stderr == "this example needs Optuna, which is not installed: pip install optuna\n"
 
 
-def test_a_torch_dataset(tmp_path):
+def test_a_supernet_trains_on_a_torch_dataset(tmp_path):
     assert re.search(r"trained\) 192 48 \['circle', 'square', 'triangle'\]", run_example("own_dataset", tmp_path))
 
 
@@ -75,7 +75,7 @@ def test_ten_paths_are_ranked(tmp_path):
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
-def test_examples_use_public_names_alone(file):
+def test_examples_use_only_public_names(file):
     import greedynas
 
     text = file.read_text()

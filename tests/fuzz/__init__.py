@@ -1,1 +1,1 @@
-"""Malformed input, kept as files, for every parser that a stranger's file can reach."""
+"""A corpus of malformed input for every parser that untrusted files can reach, and a fuzzer."""

@@ -1,9 +1,9 @@
-"""Fuzz the command line for a time: `python -m tests.fuzz --seconds 600`, or `make fuzz SECONDS=600`.
+"""Fuzz the command line: `python -m tests.fuzz --seconds 600`, or `make fuzz SECONDS=600`.
 
-First the corpus is repeated. Then inputs of all kinds are tried in turn, made by hypothesis from valid ones and from those of
-the corpus. None may end in a traceback, hang for more than 30 s, take more than 2 GB or write outside of the run directory.
-What does is made smaller and written to the corpus, where the tests find it. Of inputs that are refused in a way which was not
-seen before some are kept as well: they reach parts of the program that others do not, and are changed further later.
+First the corpus is repeated. Then inputs of all kinds are tried in turn, which hypothesis makes from valid ones and
+from the corpus. None may end in a traceback, hang for more than 30 s, take more than 2 GB or write outside the run
+directory. A failing input is made smaller and written to the corpus, where the tests find it. With --keep, some inputs
+that are refused in a new way are kept as well: they reach other parts of the program and are mutated further later.
 """
 
 import argparse
@@ -29,19 +29,19 @@ from tests.fuzz.kinds import CORPUS, NAME, cases, make_run
 from tests.fuzz.runner import Bench, Outcome
 from tests.helpers.pictures import paint
 
-TURN = 20  # inputs of a kind before it is another one's turn
+TURN = 20  # inputs of a kind before the next kind
 LONG = 5.0  # seconds
-MOST_NEW = 6  # inputs of a kind that are kept for being new, in one run of this program
-MOST_BYTES = 30_000  # of one that is kept
+MOST_NEW = 6  # inputs of a kind that one run of this program keeps because they are new
+MOST_BYTES = 30_000  # of an input that is kept
 
-# Loaded once, before processes are forked off.
+# Loaded once, before processes are forked.
 MODULES = """greedynas.deploy.prediction greedynas.stages.search greedynas.stages.retrain greedynas.stages.export
 greedynas.reporting.report greedynas.spaces.describe greedynas.spaces.drawing greedynas.spaces.latency greedynas.jobs.job
 greedynas.jobs.resolving timm pymoo.algorithms.moo.nsga2 plotly.graph_objects jinja2 greedynas.studies.ranking.run"""
 
 
 class Found(AssertionError):
-    """An input that does what none may do."""
+    """Raised for an input that fails."""
 
     def __init__(self, content: bytes | str, outcome: Outcome):
         super().__init__(outcome.problem)
@@ -49,7 +49,7 @@ class Found(AssertionError):
 
 
 class Fuzzer:
-    """Counts what was tried, what was found and what was new."""
+    """Tries inputs and counts the tried, the failing and the new ones."""
 
     def __init__(self, bench: Bench, keep: bool):
         self.bench, self.keep = bench, keep
@@ -78,7 +78,7 @@ class Fuzzer:
                 self.report(kind, content, outcome, name)
 
     def turn(self, target: Target, number: int, until: float) -> None:
-        """Try some inputs of a kind; the first that fails is made smaller and reported."""
+        """Try some inputs of a kind; make the first failing one smaller and report it."""
 
         @seed(number)
         @settings(
@@ -94,7 +94,7 @@ class Fuzzer:
             if time.monotonic() > until:
                 return
             outcome = self.try_input(target.kind, content, target.suffix)
-            if outcome.problem is not None and outcome.seconds > LONG:  # too slow to be made smaller
+            if outcome.problem is not None and outcome.seconds > LONG:  # too slow to make smaller
                 self.report(target.kind, content, outcome, self.save(target, content, "found"))
             elif outcome.problem is not None:
                 raise Found(content, outcome)
@@ -135,14 +135,14 @@ class Fuzzer:
 
 
 def signature(kind: str, outcome: Outcome) -> str:
-    """How an input is refused, without names and numbers."""
+    """Return how an input is refused, without names and numbers."""
     line = (outcome.told.strip().splitlines() or [""])[-1]
     line = re.sub(r"/\S+|'[^']*'|\"[^\"]*\"|\d+(\.\d+)?(e[+-]?\d+)?", "_", line)
     return f"{kind} {outcome.code} {line[:90]}"
 
 
 def prepare(folder: Path) -> tuple[Bench, Path]:
-    """A finished run with an export, made by other processes: one that has trained cannot be forked."""
+    """Make a finished run with an export in other processes, because a process that has trained cannot be forked."""
     photos = paint(folder / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
 
     def run_cli(*command: Any) -> tuple[int, str, str]:
@@ -167,9 +167,9 @@ def rounds(chosen: list[Target], rng: random.Random) -> Iterator[tuple[Target, i
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="for new inputs, after the corpus")
-    parser.add_argument("--seed", type=int, default=None, help="of the inputs; another one every time if not given")
-    parser.add_argument("--kind", action="append", help="only these kinds")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time for new inputs, after the corpus")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the inputs; random by default")
+    parser.add_argument("--kind", action="append", help="try only this kind; may be given several times")
     parser.add_argument("--skip-corpus", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep inputs that are refused in a new way")
     asked = parser.parse_args()

@@ -1,6 +1,6 @@
-"""What the fuzzer tries: hypothesis strategies that change valid input in a few places, or make it up.
+"""Hypothesis strategies for the fuzzer, which change valid input in a few places or generate it.
 
-They draw every decision, so that hypothesis can make an input that fails smaller.
+They draw every decision, so that hypothesis can make a failing input smaller.
 """
 
 import copy
@@ -38,11 +38,11 @@ TOKENS = (b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"]", b"\xed\xa0\x80", b"
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of input with what makes it: content of a file, or a word of the command line."""
+    """A kind of input with its strategy: contents of a file, or words of the command line."""
 
     kind: str
     inputs: st.SearchStrategy[bytes] | st.SearchStrategy[str]
-    suffix: str = ""  # of the file; a word has none
+    suffix: str = ""  # of the file; empty for words
 
 
 # Values
@@ -50,7 +50,7 @@ class Target:
 
 @st.composite
 def mutated(draw: Callable[..., Any], whole: list[Any]) -> Any:
-    """A valid value with up to three places replaced, removed, doubled or renamed."""
+    """Draw a valid value with up to three places replaced, removed, doubled or renamed."""
     value = copy.deepcopy(draw(st.sampled_from(whole)))
     for _ in range(draw(st.integers(1, 3))):
         place, key = _walk(draw, value)
@@ -71,7 +71,7 @@ def mutated(draw: Callable[..., Any], whole: list[Any]) -> Any:
 
 
 def _walk(draw: Callable[..., Any], value: Any) -> tuple[Any, Any]:
-    """A place in a nested value: its container and its key there."""
+    """Draw a place in a nested value: its container and its key there."""
     place, key = None, None
     while isinstance(value, (dict, list)) and value:
         place, key = value, draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
@@ -83,7 +83,7 @@ def _walk(draw: Callable[..., Any], value: Any) -> tuple[Any, Any]:
 
 @st.composite
 def spoiled(draw: Callable[..., Any], seeds: list[bytes]) -> bytes:
-    """A file that was cut, changed at a few bytes, doubled in part, or got something inserted."""
+    """Draw a file that is truncated, changed in a few bytes, partly doubled, or has something inserted."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -111,7 +111,7 @@ def _yaml(value: Any) -> bytes:
 
 
 def of_file(whole: list[Any], write: Callable[[Any], bytes], kept: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Changed values, and spoilt files: of valid ones, and of what the corpus keeps."""
+    """Return a strategy for changed values and damaged files, from valid ones and from the corpus."""
     seeds = [write(value) for value in whole] + [one for one in kept if len(one) <= LONGEST]
     return mutated(whole).map(write) | mutated(whole).map(write) | spoiled(seeds)
 
@@ -121,7 +121,7 @@ def of_file(whole: list[Any], write: Callable[[Any], bytes], kept: list[bytes]) 
 
 @st.composite
 def weights(draw: Callable[..., Any], whole: bytes, card: dict[str, Any]) -> bytes:
-    """A safetensors file: header or card changed, tensors that are no numbers, or bytes spoilt."""
+    """Draw a safetensors file with a changed header or card, damaged numbers or damaged bytes."""
     length = struct.unpack("<Q", whole[:8])[0]
     header, body = json.loads(whole[8 : 8 + length]), bytearray(whole[8 + length :])
     how = draw(st.sampled_from(["header", "card", "numbers", "bytes", "length"]))
@@ -147,7 +147,7 @@ EXTENTS = st.integers(-2, 40) | st.sampled_from([2**10, 2**16, 2**20, 2**31, 2**
 
 @st.composite
 def networks(draw: Callable[..., Any], whole: bytes, card: dict[str, Any]) -> bytes:
-    """A valid model with other operators, attributes, shapes, constants or cards; or one that asks for much."""
+    """Draw a model with changed operators, attributes, shapes, constants or card, or one that needs many resources."""
     if draw(st.integers(0, 3)) == 0:
         return draw(growing(json.dumps(card)))
     model = onnx.ModelProto.FromString(whole)
@@ -214,7 +214,7 @@ def _change_tensor(draw: Callable[..., Any], tensor: TensorProto) -> None:
 
 @st.composite
 def growing(draw: Callable[..., Any], card: str) -> bytes:
-    """A model with a tensor whose size shape inference does not know."""
+    """Draw a model with a tensor whose size shape inference cannot compute."""
     extents = draw(st.lists(st.integers(1, 2**14), min_size=4, max_size=4))
     nodes, constants = hostile_onnx.hidden("wanted", extents)
     op = draw(st.sampled_from(["ConstantOfShape", "Expand", "Tile", "Resize", "Reshape"]))
@@ -231,12 +231,12 @@ def growing(draw: Callable[..., Any], card: str) -> bytes:
 # Words
 
 
-# A training may take as long, or as many processes, as its user wants.
+# Settings that may legitimately make a training long or use many processes.
 LASTING = ("max_epochs", "train.m", "workers", "name", "seed", "expect", "asked", "space")
 
 
 def assignments(lasting: bool = True) -> st.SearchStrategy[str]:
-    """`--set` for every setting there is, with values as people and others write them."""
+    """Return a strategy for `--set` arguments with all settings, and with plausible and implausible values."""
     names = [key for key in all_keys() if lasting or not key.endswith(LASTING)]
     keys = st.sampled_from([*names, *(key.rpartition(".")[2] for key in names)]) | text
     if not lasting:
@@ -262,18 +262,18 @@ def words(kind: str) -> st.SearchStrategy[str]:
 
 
 def _takes_no_hours(word: str) -> bool:
-    """With a number of hours that is one, a whole job would begin."""
+    """Return whether a word is not a valid number of hours, with which a whole job would begin."""
     try:
         return not 1e-4 < float(word) < 1e300
     except ValueError:
         return True
 
 
-# All of it
+# All kinds
 
 
 def targets(run: Path, exported: Path) -> list[Target]:
-    """Everything that is fuzzed. `run` is a finished run, `exported` an ONNX file of its network."""
+    """Return all fuzzed kinds of input, made from a finished run and an ONNX file of its network."""
     home = run / "models" / NAME
     kept = {kind: [file.read_bytes() for file in sorted((CORPUS / kind).glob("*"))] for kind in FILES}
     card = json.loads(_header(run / MODEL)["__metadata__"][KEY])

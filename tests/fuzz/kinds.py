@@ -1,7 +1,7 @@
-"""Kinds of input, and the command line that reads each of them.
+"""The kinds of input, and the command that reads each of them.
 
-`corpus/KIND/` has files. A kind with a `place` is a file of a run directory: it is laid over a finished run. A kind of `words`
-is one argument of a command; `corpus/words/KIND.json` has a list of them.
+`corpus/KIND/` has files. A kind with a `place` is a file of a run directory, which replaces that of a finished run. A
+kind of `words` is an argument of a command; `corpus/words/KIND.json` has a list of them.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ MODEL = f"models/{NAME}/model.safetensors"
 
 @dataclass(frozen=True)
 class Kind:
-    """How input of a kind reaches the program. {file}, {run}, {image} and {word} stand for what they say."""
+    """How input of a kind reaches the program; {file}, {run}, {image} and {word} are placeholders in the command."""
 
     command: tuple[str, ...]
     places: tuple[str, ...] = ()  # in a run directory
-    gone: tuple[str, ...] = ()  # what is not there then
+    gone: tuple[str, ...] = ()  # files of the run that are removed
 
 
 FILES = {
@@ -79,7 +79,7 @@ WORDS = {
 
 
 def lay(kind: Kind, content: bytes, file: Path | None, run: Path, image: Path, word: str = "") -> list[str]:
-    """Put the input in its place; returns the command line that meets it."""
+    """Put the input in its place; return the command that reads it."""
     for place in kind.places:
         there = run / place
         if there.suffix:
@@ -94,7 +94,7 @@ def lay(kind: Kind, content: bytes, file: Path | None, run: Path, image: Path, w
 
 
 def _lay_checkpoint(folder: Path, state: bytes, run: Path) -> None:
-    """A whole checkpoint with this state, right to its digest."""
+    """Write an intact checkpoint with this state and the right digest."""
     whole = next(iter(sorted((run / "supernet").glob("step-*.safetensors"), reverse=True)))
     tensors = load_file(whole)
     shutil.rmtree(folder, ignore_errors=True)
@@ -105,7 +105,7 @@ def _lay_checkpoint(folder: Path, state: bytes, run: Path) -> None:
 
 
 def cases() -> Iterator[tuple[str, Kind, Path | None, str]]:
-    """(name, kind, file, word) of all that is kept. What is `found` once went wrong, and may be accepted now."""
+    """Yield (name, kind, file, word) for the whole corpus. Inputs named `found` once failed and may be accepted now."""
     for name, kind in FILES.items():
         for file in sorted((CORPUS / name).glob("*")):
             yield f"{name}/{file.name}", kind, file, ""
@@ -119,7 +119,7 @@ def cases() -> Iterator[tuple[str, Kind, Path | None, str]]:
 
 
 def make_run(folder: Path, photos: Path, run_cli: object) -> Path:
-    """A small run that is trained, searched and retrained."""
+    """Make a small run that is trained, searched and retrained; return its folder."""
     config = folder / "tiny.yaml"
     settings = {
         "space": tiny_space(repeat=1).model_dump(mode="json"),

@@ -1,9 +1,10 @@
-"""Make the corpus: mutations of valid input, and what people have thought of.
+"""Make the corpus: mutations of valid input, and inputs written by hand.
 
     python -m tests.fuzz.make_corpus
 
-What a command accepts is not malformed and is left out; what makes it crash or hang is kept, and told. Run it again when a
-format changes: it is seeded, and replaces what it made before. What `python -m tests.fuzz` has found or kept stays.
+Inputs that a command accepts are not malformed and are left out; inputs that make it crash or hang are kept and
+reported. Run the program again when a format changes: it is seeded, and replaces its earlier files. Inputs that `python
+-m tests.fuzz` has found or kept stay.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ from tests.helpers import hostile_onnx
 from tests.helpers.latency import made_up
 from tests.helpers.pictures import paint
 
-SECONDS = 20  # after which a command hangs
-MOST = 13  # of each kind of file
+SECONDS = 20  # after which a command counts as hanging
+MOST = 13  # mutants of each kind of file
 DEEP = 5000
 
 NASTY: list[Any] = [
@@ -49,7 +50,7 @@ NASTY: list[Any] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a nested value."""
+    """Yield every place in a nested value."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in list(inner)[:50]:
@@ -57,7 +58,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(value: Any, rng: random.Random) -> Any:
-    """One or two places changed, removed, doubled or moved."""
+    """Return a value with one or two places changed, removed, doubled or moved."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2))):
         path = rng.choice(list(places(value)))
@@ -79,7 +80,7 @@ def mutate(value: Any, rng: random.Random) -> Any:
 
 
 def spoiled(data: bytes, rng: random.Random) -> bytes:
-    """Cut, noisy, doubled, or with something inserted."""
+    """Return data that is truncated, noisy, doubled, or has something inserted."""
     content = bytearray(data)
     action = rng.randrange(5)
     if action == 0:
@@ -136,7 +137,7 @@ HUGE_SPACES = {
 
 
 class Bomb:
-    """Unpickling it would be noticed."""
+    """An object whose unpickling would be detected."""
 
     def __reduce__(self) -> Any:
         return (open, ("unpickled", "w"))
@@ -155,7 +156,7 @@ def pickles() -> dict[str, bytes]:
 
 
 def headers(card: str) -> dict[str, bytes]:
-    """Safetensors files whose headers lie."""
+    """Return safetensors files with false headers."""
 
     def file(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -186,7 +187,7 @@ def headers(card: str) -> dict[str, bytes]:
 
 
 def cards(card: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Cards that describe what they should not."""
+    """Return cards with invalid contents."""
     large = {**card["space"], "image_size": 8, "stages": [{"channels": 4096, "repeat": 8}], "ops": ["MB16_K15"]}
     timm = {key: value for key, value in card.items() if key not in ("space", "path")}
     return {
@@ -208,7 +209,7 @@ def cards(card: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def images() -> dict[str, bytes]:
-    """No images, or images that unpack to more than there is."""
+    """Return files that are not images, or images that decompress to too much data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -242,7 +243,7 @@ def images() -> dict[str, bytes]:
 
 
 def onnx_files(card: str) -> dict[str, bytes]:
-    """ONNX files that are none, or not ours."""
+    """Return invalid ONNX files, and those of other programs."""
     from onnx import TensorProto, helper
 
     def model(nodes: list[Any], card: str | None = card, initializers: Any = (), domain: str = "") -> bytes:
@@ -300,7 +301,7 @@ WORD_LISTS: dict[str, list[str]] = {
 
 
 def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
-    """(kind, name, content)."""
+    """Yield (kind, name, content) of all candidates for the corpus."""
     home = run / "models" / NAME
     space = load_space("macro").model_dump(mode="json", exclude_none=True)
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -400,7 +401,7 @@ def candidates(run: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]
 
 
 def call(command: list[str]) -> tuple[int, str]:
-    """The command line in this process: exit code (-1: it hangs, 1: it crashes) and standard error."""
+    """Run the command line in this process; return the exit code (-1: it hangs, 1: it crashes) and standard error."""
 
     def too_long(*_: Any) -> None:
         raise TimeoutError
@@ -426,13 +427,13 @@ def call(command: list[str]) -> tuple[int, str]:
 
 
 def refused_well(code: int, told: str) -> bool:
-    """Exit code 2 and one line, after warnings at most."""
+    """Return whether a command ended with exit code 2 and one line, at most after warnings."""
     lines = told.splitlines()
     return code == 2 and lines[-1].startswith("error: ") and all(line.startswith("warning: ") for line in lines[:-1])
 
 
 def _clear() -> None:
-    """Remove what is made here; what the fuzzer has found or kept stays."""
+    """Remove the files that this program makes; inputs that the fuzzer has found or kept stay."""
     for file in CORPUS.glob("*/*"):
         if file.is_file() and file.parent.name != "words" and not file.name.startswith(("found-", "new-")):
             file.unlink()

@@ -1,7 +1,7 @@
-"""One input, one process: give it to the command line, and judge what that did.
+"""Give an input to the command line in a process of its own, and judge the outcome.
 
-The process is forked off this one, which has loaded all that a command needs: a start takes milliseconds, and whatever a
-command does to its process is gone afterwards.
+The process is a fork of this one, which has loaded everything that a command needs, so a start takes milliseconds and
+commands cannot affect each other.
 """
 
 import logging
@@ -18,13 +18,13 @@ from pathlib import Path
 from greedynas.cli import main as cli
 from tests.fuzz.kinds import FILES, WORDS, lay
 
-SECONDS = 30.0  # after which a command hangs
-MEMORY = 2 * 10**9  # bytes that it may take at most, those of the loaded libraries included
+SECONDS = 30.0  # after which a command counts as hanging
+MEMORY = 2 * 10**9  # bytes that a command may take, including the loaded libraries
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did, and what is wrong with that (None: nothing)."""
+    """The outcome of a command, and the problem with it (None: no problem)."""
 
     code: int
     told: str
@@ -34,14 +34,14 @@ class Outcome:
 
 
 class Bench:
-    """A finished run and an image, on which inputs are tried."""
+    """A finished run and an image with which inputs are tried."""
 
     def __init__(self, base: Path, image: Path, folder: Path):
         self.base, self.image, self.folder = base, image, folder
         folder.mkdir(exist_ok=True)
 
     def try_input(self, kind: str, content: bytes | str, suffix: str = "") -> Outcome:
-        """Lay the input in its place in a copy of the run, and run the command that reads it."""
+        """Put the input in its place in a copy of the run, and run the command that reads it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as root:
             run, file = Path(root) / "run", Path(root) / f"input{suffix}"
             shutil.copytree(self.base, run)
@@ -53,9 +53,7 @@ class Bench:
             before = _outside(Path(root))
             outcome = call_forked(command, Path(root))
             if outcome.problem is None and _outside(Path(root)) != before:
-                return Outcome(
-                    outcome.code, outcome.told, outcome.seconds, outcome.memory, "it wrote outside of the run"
-                )
+                return Outcome(outcome.code, outcome.told, outcome.seconds, outcome.memory, "it wrote outside the run")
             return outcome
 
 
@@ -64,7 +62,7 @@ def _outside(root: Path) -> dict[str, int]:
 
 
 def call_forked(command: list[str], folder: Path) -> Outcome:
-    """Run the command line in a fork; what it prints goes to files beside `folder`."""
+    """Run the command line in a fork, with its output in temporary files; return the outcome."""
     files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
     start = time.monotonic()
     child = os.fork()
@@ -124,7 +122,7 @@ def _problem(code: int, printed: str, told: str, hangs: bool, memory: int) -> st
     if code not in (0, 2):
         return f"exit code {code}"
     if code == 2 and not (lines and lines[-1].startswith("error: ")):
-        return "exit code 2 without a line that says why"
+        return "exit code 2 without an error message"
     if any(not line.startswith("warning: ") for line in lines[: -1 if code == 2 else None]):
         return "more than one line, and warnings"
     if any(not line.isprintable() for line in told.split("\n") + printed.split("\n")):

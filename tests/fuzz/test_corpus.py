@@ -1,4 +1,4 @@
-"""Malformed input from strangers: no traceback, no hang, nothing executed, no file outside of the run directory."""
+"""Untrusted malformed input: no traceback, no hang, nothing executed, no file written outside the run directory."""
 
 import contextlib
 import json
@@ -21,12 +21,12 @@ from greedynas import GreedyNASError, Space, load_space
 from greedynas.deploy.latency_import import import_latency
 from greedynas.greedy.state import TrainState
 from greedynas.models.model_file import KEY, load_network, parse_card, save_network
-from greedynas.rundir.checkpoints import fitting, read_checkpoint
+from greedynas.rundir.checkpoints import checkpoint_errors, read_checkpoint
 from greedynas.rundir.schemas import Arch, Finished, Search, Top, read_record
 from greedynas.runtime.files import MAX_JSON, read_json
 from greedynas.runtime.yaml_files import parse_yaml
 from greedynas.settings.loading import parse_assignments, validated
-from greedynas.spaces.budget import parse_count, parse_latency, told_count
+from greedynas.spaces.budget import parse_count, parse_latency, short_count
 from greedynas.spaces.latency import LatencyTable, load_latency_table
 from greedynas.spaces.paths import parse_path
 from greedynas.spaces.space import MAX_LAYERS, MAX_PARAMS, Fixed, Stage
@@ -40,7 +40,7 @@ HANGS = 30  # seconds
 
 @pytest.fixture(scope="module")
 def base(photos, tmp_path_factory):
-    """A finished run, made by the command line."""
+    """Make a finished run on the command line."""
     from tests.fuzz.make_corpus import call
 
     def run_cli(*command):
@@ -51,7 +51,7 @@ def base(photos, tmp_path_factory):
 
 
 def content(folder):
-    """What is outside of `run`, by name and time of its last change."""
+    """Return the files outside `run`, by name and time of the last change."""
     return {
         str(file): file.stat().st_mtime_ns for file in folder.rglob("*") if "run" not in file.relative_to(folder).parts
     }
@@ -59,7 +59,7 @@ def content(folder):
 
 @pytest.fixture
 def alarm():
-    """A test that hangs fails instead."""
+    """Let a test that hangs fail instead."""
 
     def too_long(*_):
         raise AssertionError("it hangs")
@@ -77,12 +77,12 @@ def test_the_corpus_is_large():
 
 @pytest.mark.parametrize("kind", sorted({"/".join(name.split("/")[:-1]) for name, *_ in cases()}))
 def test_malformed_input_is_one_line(kind, base, photos, run_cli, tmp_path, monkeypatch, alarm):
-    """Every command that meets it says what is wrong and exits with code 2."""
+    """Check that each command that reads the input says what is wrong and exits with code 2."""
     monkeypatch.chdir(tmp_path)
     image = next(photos.rglob("*.png"))
     outside = content(tmp_path)
     for name, how, file, word in cases():
-        if not name.startswith(f"{kind}/") or "/new-" in name:  # `make fuzz` repeats those, too
+        if not name.startswith(f"{kind}/") or "/new-" in name:  # `make fuzz` repeats the new ones
             continue
         run = shutil.copytree(base, tmp_path / "run")
         data = b"" if file is None else file.read_bytes()
@@ -95,11 +95,11 @@ def test_malformed_input_is_one_line(kind, base, photos, run_cli, tmp_path, monk
         assert code == 0 or lines.pop().startswith("error: "), (name, told)
         assert all(line.startswith("warning: ") for line in lines), (name, told)
         assert all(line.isprintable() for line in told.splitlines()), (name, told)
-        assert content(tmp_path) == outside, name  # nor has anything been unpickled: that would make a file here
+        assert content(tmp_path) == outside, name  # unpickling would make a file here
         shutil.rmtree(run)
 
 
-# Names and links that lead elsewhere
+# Names and links that lead out of the run directory
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_pipes_are_refused_and_links_within_a_run_are_not(base, run_cli, tmp_pat
     os.mkfifo(tmp_path / "x.png")
     code, _, told = run_cli("predict", run / MODEL, tmp_path / "x.png")
     assert code == 2
-    assert "it is not a file" in told
+    assert "it is not a regular file" in told
 
 
-def test_an_export_record_of_a_stranger_is_not_followed(base, run_cli, tmp_path, alarm):
-    """It may name any file, even one without an end."""
+def test_an_untrusted_export_record_is_not_followed(base, run_cli, tmp_path, alarm):
+    """Name other files in the record, even an endless one."""
     run = shutil.copytree(base, tmp_path / "run")
     home = (run / MODEL).parent
     import hashlib
@@ -155,13 +155,13 @@ def test_an_export_record_of_a_stranger_is_not_followed(base, run_cli, tmp_path,
         ]
 
 
-# Names that do something to the terminal
+# Names with an effect on the terminal
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07[/x][bold]\r\nerror: forged\u202e\x9b31m\u2028"
 
 
 def words(value, path=()):
-    """The places of all strings in a nested value."""
+    """Yield the places of all strings in a nested value."""
     if isinstance(value, str):
         yield path
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -195,9 +195,9 @@ def assert_clean(told, what):
         ("data.jsonl", ("search", "{run}", "--flops", "50K")),
     ],
 )
-def test_words_in_files_do_nothing_to_the_terminal(base, run_cli, tmp_path, place, command):
+def test_words_in_files_have_no_effect_on_the_terminal(base, run_cli, tmp_path, place, command):
     lines = (base / place).read_text().splitlines() if place.endswith("jsonl") else [(base / place).read_text()]
-    whole = {f"line {i}": json.loads(line) for i, line in enumerate(lines[:3])}  # of many lines, the first ones
+    whole = {f"line {i}": json.loads(line) for i, line in enumerate(lines[:3])}  # only the first lines
     for path in words(whole):
         run = shutil.copytree(base, tmp_path / "run")
         hostile = [json.dumps(part) for part in with_word(whole, path, HOSTILE).values()]
@@ -209,8 +209,8 @@ def test_words_in_files_do_nothing_to_the_terminal(base, run_cli, tmp_path, plac
         shutil.rmtree(run)
 
 
-def test_the_words_of_a_checkpoint_do_nothing_to_the_terminal(base, run_cli, tmp_path):
-    """Why training has stopped is printed, and was read as rich's markup."""
+def test_the_words_of_a_checkpoint_have_no_effect_on_the_terminal(base, run_cli, tmp_path):
+    """Use markup in the reason why training stopped, which is printed and was once interpreted by rich."""
     run = shutil.copytree(base, tmp_path / "run")
     state = read_checkpoint(next((run / "supernet").glob("step-*")))[1]
     _lay_checkpoint(run / "supernet", json.dumps({**state, "stopped": HOSTILE}).encode(), run)
@@ -221,7 +221,7 @@ def test_the_words_of_a_checkpoint_do_nothing_to_the_terminal(base, run_cli, tmp
     assert_clean((run / "log.txt").read_text(), "stopped")
 
 
-def test_names_of_files_and_classes_do_nothing_to_the_terminal(base, photos, run_cli, tmp_path):
+def test_names_of_files_and_classes_have_no_effect_on_the_terminal(base, photos, run_cli, tmp_path):
     images = tmp_path / "images"
     images.mkdir()
     image = shutil.copy(next(photos.rglob("*.png")), images / f"{HOSTILE}.png".replace("/", "_"))
@@ -283,7 +283,7 @@ def test_a_json_file_that_is_too_large_is_not_read(tmp_path):
         *(f"models/{NAME}/{name}" for name in ("arch.json", "test.json", "export.json", "top.json", "metrics.jsonl")),
     ],
 )
-def test_the_report_reads_no_file_that_is_too_large(base, run_cli, tmp_path, place):
+def test_the_report_does_not_read_files_that_are_too_large(base, run_cli, tmp_path, place):
     run = shutil.copytree(base, tmp_path / "run")
     with (run / place).open("wb") as handle:
         handle.truncate(MAX_JSON + 1)
@@ -293,7 +293,7 @@ def test_the_report_reads_no_file_that_is_too_large(base, run_cli, tmp_path, pla
 
 
 def test_forged_weights_take_no_more_memory_than_their_file(base, tmp_path):
-    """A card that asks for gigabytes in a file of a kilobyte."""
+    """Load a file of a kilobyte whose card describes gigabytes."""
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -325,7 +325,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, base, run_cli, p
     assert "is a pickle, which can execute code" in run_cli("predict", tmp_path / "model.safetensors", image)[2]
 
 
-# Parsers, with whatever hypothesis thinks of
+# Parsers, with inputs from hypothesis
 
 text = st.text(max_size=60)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | text
@@ -335,7 +335,7 @@ values = st.recursive(
 
 
 def only_refused(work, *arguments):
-    """It returns, or says in one line why not."""
+    """Check that a function returns or raises a one-line error."""
     try:
         return work(*arguments)
     except GreedyNASError:
@@ -348,7 +348,7 @@ def test_budgets(word):
         found = only_refused(parse, word)
         assert found is None or 0 < found < 2**62 or found == 0
     if (count := only_refused(parse_count, word)) is not None and count > 0:
-        assert parse_count(told_count(count)) == pytest.approx(count, rel=1e-5)
+        assert parse_count(short_count(count)) == pytest.approx(count, rel=1e-5)
 
 
 @given(text | values)
@@ -369,7 +369,7 @@ MACRO = load_space("macro").model_dump(mode="json")
 
 @st.composite
 def changed(draw, whole):
-    """A valid value with one place changed."""
+    """Draw a valid value with one place changed."""
     value = json.loads(json.dumps(whole))
     place = value
     while True:
@@ -417,8 +417,8 @@ def test_cards(value):
 
 STATE = TrainState.__dataclass_fields__
 SAVED = {"pool": {"size": 2, "updates": 1, "entries": [[[0, 1], 0.5, 1]]}, "step": 1, "epoch": 0, "draws": 1, "waiting": [[[0, 1]]],
-         "previous_pool": [], "novelty": None, "optimization_images": 5, "evaluation_images": 5, "stopped": None, "recent_losses": [1.0],
-         "metrics_length": 0, "seconds": 0.0, "measured_ratio": None}  # fmt: skip
+         "previous_pool": [], "novelty": None, "accuracy": 0.5, "accuracy_of": "best path", "optimization_images": 5, "evaluation_images": 5, "stopped": None, "recent_losses": [1.0],
+         "metrics_length": 0, "seconds": 0.0, "measured_ratio": None, "memory": {"draws": 1}}  # fmt: skip
 
 
 TWO_LAYERS = Space(
@@ -426,7 +426,7 @@ TWO_LAYERS = Space(
 )
 
 
-def test_the_state_of_a_checkpoint_is_known_in_full():
+def test_the_state_of_a_checkpoint_is_fully_validated():
     assert SAVED.keys() == STATE.keys()
     assert TrainState.from_json(json.loads(json.dumps(SAVED)), TWO_LAYERS).to_json()["step"] == 1
 
@@ -434,7 +434,7 @@ def test_the_state_of_a_checkpoint_is_known_in_full():
 @given(changed(SAVED) | values)
 def test_states(value):
     def restore():
-        with fitting(Path("run")):
+        with checkpoint_errors(Path("run")):
             return TrainState.from_json(value, TWO_LAYERS)
 
     found = only_refused(restore)
@@ -460,7 +460,7 @@ def test_headers_of_weights(tmp_path_factory, data, length):
         only_refused(load_network, file)
 
 
-def test_a_checkpoint_that_lies_is_damaged(tmp_path):
+def test_a_checkpoint_with_false_contents_counts_as_damaged(tmp_path):
     import hashlib
 
     for content_ in (
@@ -472,7 +472,7 @@ def test_a_checkpoint_that_lies_is_damaged(tmp_path):
         digest = hashlib.sha256(content_).hexdigest()[:16]
         file = tmp_path / f"step-000000001-{digest}.safetensors"
         file.write_bytes(content_)
-        with pytest.raises(Exception):  # noqa: B017, PT011 (whatever it is, `load` passes it over)
+        with pytest.raises(Exception):  # noqa: B017, PT011 (`load` skips the file whatever the error is)
             read_checkpoint(file)
         from greedynas.rundir.checkpoints import Checkpoints
 
@@ -480,8 +480,8 @@ def test_a_checkpoint_that_lies_is_damaged(tmp_path):
         file.unlink()
 
 
-def test_latencies_that_are_not_known_are_null(base, run_cli, tmp_path):
-    """JSON has no NaN: other programs could not read the file."""
+def test_unknown_latencies_are_null(base, run_cli, tmp_path):
+    """Check that there is no NaN, which JSON does not have and other programs could not read."""
     run = shutil.copytree(base, tmp_path / "run")
     from tests.helpers.latency import made_up
     from tests.helpers.training import tiny_space

@@ -1,4 +1,4 @@
-"""The fuzzer finds what it looks for: a judge that passes everything would find nothing for ever."""
+"""The fuzzer detects failures: one that accepts everything would never find any."""
 
 import sys
 import time
@@ -46,14 +46,14 @@ def hangs():
         (ends(2, "warning: damaged", "error: no such file"), None),
         (raises, "a traceback"),
         (ends(1, "error: x"), "exit code 1"),
-        (ends(2), "exit code 2 without a line"),
+        (ends(2), "exit code 2 without an error message"),
         (ends(2, "something", "error: x"), "more than one line"),
         (ends(2, "error: \x1b[2J"), "control characters"),
         (hangs, "it hangs"),
         (takes_memory, "it took"),
     ],
 )
-def test_a_command_is_judged(tmp_path, monkeypatch, command, problem):
+def test_problems_of_a_command_are_detected(tmp_path, monkeypatch, command, problem):
     monkeypatch.setattr(runner.cli, "main", command)
     monkeypatch.setattr(runner, "SECONDS", 1.0)
     if command is takes_memory:
@@ -65,13 +65,13 @@ def test_a_command_is_judged(tmp_path, monkeypatch, command, problem):
 
 
 class FakeBench:
-    """Refuses all but words with an x."""
+    """Refuses all words, and fails for words with an x."""
 
     def try_input(self, kind, content, suffix):
         return Outcome(2, "error: no", 0.01, 0, "a traceback" if "x" in content else None)
 
 
-def test_what_is_found_is_made_smaller_and_kept(monkeypatch, tmp_path, capsys):
+def test_a_failing_input_is_made_smaller_and_kept(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("tests.fuzz.__main__.CORPUS", tmp_path)
     monkeypatch.setattr("tests.fuzz.__main__.TURN", 500)
     from hypothesis import strategies as st

@@ -26,8 +26,14 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
+def no_pretrained_weights(monkeypatch):
+    """Hide weights that this machine may have: what `auto` does with them is tested in `test_auto_base`."""
+    monkeypatch.setattr("greedynas.jobs.auto_base.has_weights", lambda *_: False)
+
+
+@pytest.fixture(autouse=True)
 def a_gpu(monkeypatch):
-    """What the choices ask of a GPU, whether there is one or not."""
+    """Replace the properties of the GPU that the choices depend on, so that no GPU is needed."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
@@ -38,7 +44,7 @@ def chosen(source, *assignments, device=CPU, budget=None):
 
 
 def seen(**changes):
-    """A look at data that is not there."""
+    """Return the facts of imaginary data."""
     facts = {"images": 5000, "fewest": 500, "most": 500, "own_val": None, "own_test": True, "looked_at": 256}
     facts |= {"class_names": tuple(f"class {i}" for i in range(10)), "side": 200, "grey": False}
     return Look(**(facts | changes))
@@ -46,7 +52,7 @@ def seen(**changes):
 
 @pytest.fixture
 def look(monkeypatch):
-    """Auto's choices for any look: look(device, images=…, …)."""
+    """Return a function that makes auto's choices for any facts: look(device, images=…, …)."""
 
     def choose(device=CPU, assignments=(), budget=None, **changes):
         monkeypatch.setattr(auto, "look_at", lambda *_: seen(**changes))
@@ -55,7 +61,7 @@ def look(monkeypatch):
     return choose
 
 
-# What is looked at
+# The first look
 
 
 def test_a_look_at_a_folder(tmp_path):
@@ -63,7 +69,7 @@ def test_a_look_at_a_folder(tmp_path):
     found = look_at(DataSettings(source=str(tmp_path)), seed=0)
     assert (found.images, found.class_names, found.fewest, found.most) == (42, ("cat", "dog"), 12, 30)
     assert (found.side, found.grey, found.own_val, found.own_test, found.looked_at) == (40, False, None, False, 42)
-    assert found.told().startswith("42 colour images in 2 classes (12 to 30 each), half of them at least 40 px")
+    assert found.describe().startswith("42 colour images in 2 classes (12 to 30 each), half of them at least 40 px")
 
 
 def test_folders_of_splits(tmp_path):
@@ -74,10 +80,10 @@ def test_folders_of_splits(tmp_path):
     config, reasons = chosen(tmp_path)
     assert not any("held out" in reason for reason in reasons)
     assert config.train.filter_images == len(read_data(config, CPU).val) == 8
-    assert any(reason.startswith("train.filter_images 8: all validation images there are; ") for reason in reasons)
+    assert any(reason.startswith("train.filter_images 8: all validation images; ") for reason in reasons)
 
 
-def test_grey_is_what_has_no_colours_however_it_is_stored(tmp_path):
+def test_images_without_colours_are_grey_in_every_mode(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(8):
@@ -87,7 +93,7 @@ def test_grey_is_what_has_no_colours_however_it_is_stored(tmp_path):
     assert look_at(DataSettings(source=str(tmp_path)), seed=0).grey
     config, reasons = chosen(tmp_path)
     assert config.space.image_channels == 1
-    assert "pocket is built with one channel, your images have no colours" in reasons
+    assert "pocket is built with one channel, because your images are grey" in reasons
     picture(0, (40, 40)).save(tmp_path / "a" / "red.png")
     assert not look_at(DataSettings(source=str(tmp_path)), seed=0).grey
 
@@ -109,7 +115,7 @@ def test_a_sample_is_enough(tmp_path, monkeypatch):
     assert max(opened) > 90_000  # from all over the set
 
 
-def test_files_that_are_no_images_are_passed_over(tmp_path):
+def test_files_that_are_no_images_are_skipped(tmp_path):
     paint(tmp_path, {"a": 10, "b": 10}, size=(50, 50))
     spoil(tmp_path / "a" / "3.png", "text")
     spoil(tmp_path / "b" / "3.png", "truncated")  # its header is fine
@@ -121,7 +127,7 @@ def test_files_that_are_no_images_are_passed_over(tmp_path):
         look_at(DataSettings(source=str(tmp_path)), seed=0)
 
 
-# What is chosen
+# The choices
 
 
 def test_tiny_images_on_a_cpu(photos):
@@ -156,7 +162,7 @@ def test_photographs_on_a_cpu(look):
     assert (smaller.space.image_size, smaller.data.augment) == (80, "resized_crop")  # 80 / 0.875 < 100 < 96 / 0.875
     more, reasons = look(images=50_000, side=400)
     assert more.space.image_size < 128
-    assert any("more would take 2 CPU cores over an hour" in reason for reason in reasons)
+    assert any("a larger size would take 2 CPU cores over an hour" in reason for reason in reasons)
     assert more.train.max_epochs < config.train.max_epochs
     assert more.data.val_images == 2000
 
@@ -164,7 +170,7 @@ def test_photographs_on_a_cpu(look):
 def test_small_images_on_a_cpu(look):
     config, reasons = look(side=32)
     assert (config.space.name, config.space.image_size, config.data.pad) == ("pocket", 64, 8)
-    assert any("32 px on their shorter side, and enlarging such small ones helps" in reason for reason in reasons)
+    assert any("32 px on their shorter side, and enlarging images that small helps" in reason for reason in reasons)
     config, _ = look(side=28, grey=True)
     assert (config.space.name, config.space.image_size) == ("fashion", 28)
 
@@ -195,7 +201,7 @@ def test_a_gpu_with_little_memory(look, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2 * 2**30))
     config, reasons = look(GPU, images=20_000, side=300)
     assert config.train.batch_size < 64
-    assert any("more might not fit into the memory of this GPU" in reason for reason in reasons)
+    assert any("a larger one might not fit into the memory of this GPU" in reason for reason in reasons)
 
 
 def test_short_epochs_say_nothing_about_the_pool(look):
@@ -205,7 +211,7 @@ def test_short_epochs_say_nothing_about_the_pool(look):
     assert look(images=20_000)[0].train.stopping
 
 
-def test_sizes_that_nobody_knows(look):
+def test_unknown_image_sizes(look):
     config, reasons = look(side=None)
     assert config.space.image_size == 64
     assert "image_size 64: the sizes of your images are known only when all are read" in reasons
@@ -229,15 +235,15 @@ def test_rare_classes_are_weighted(look):
         (["bright", "leftover"], False, True),
     ],
 )
-def test_what_has_another_meaning_in_a_mirror_is_not_flipped(look, names, grey, flips):
+def test_classes_that_change_when_mirrored_are_not_flipped(look, names, grey, flips):
     assert look(class_names=tuple(names), grey=grey)[0].data.flip is flips
 
 
-# Which images filter
+# Filter images
 
 
 def filtering(config):
-    """The cost of filtering over that of training."""
+    """Return the cost of filtering relative to that of training."""
     train = config.train
     return train.m * train.filter_images / (train.k * train.batch_size * 3.33)
 
@@ -249,12 +255,12 @@ def reason_for(reasons, key):
 @pytest.mark.parametrize(
     ("device", "images", "classes", "batch", "expected", "why"),
     [
-        (CPU, 20_000, 10, 64, 100, "fewer rank paths too badly"),
-        (CPU, 20_000, 60, 64, 100, "fewer rank paths too badly"),
-        (CPU, 400_000, 1000, 64, 100, "fewer rank paths too badly"),
-        (CPU, 300, 3, 8, 60, "all validation images there are"),
-        (CPU, 30, 3, 8, 6, "all validation images there are"),
-        (CPU, 1250, 3, 32, 100, "fewer rank paths too badly"),
+        (CPU, 20_000, 10, 64, 100, "with fewer, the ranking of paths is too unreliable"),
+        (CPU, 20_000, 60, 64, 100, "with fewer, the ranking of paths is too unreliable"),
+        (CPU, 400_000, 1000, 64, 100, "with fewer, the ranking of paths is too unreliable"),
+        (CPU, 300, 3, 8, 60, "all validation images"),
+        (CPU, 30, 3, 8, 6, "all validation images"),
+        (CPU, 1250, 3, 32, 100, "with fewer, the ranking of paths is too unreliable"),
         (GPU, 20_000, 10, 256, 128, "half a batch"),
         (GPU, 20_000, 200, 256, 200, "one of each class"),
         (GPU, 400_000, 1000, 256, 256, "a batch, because there are 1,000 classes"),
@@ -265,15 +271,15 @@ def test_filter_images_are_enough_for_a_ranking(look, device, images, classes, b
     config, reasons = look(device, images=images, class_names=tuple(map(str, range(classes))))
     assert (config.train.batch_size, config.train.filter_images) == (batch, expected)
     assert config.train.bn_images == expected
-    told = reason_for(reasons, "train.filter_images")
-    assert told.startswith(f"train.filter_images {expected:,}: {why}; ")
-    assert len(told) < 220
+    message = reason_for(reasons, "train.filter_images")
+    assert message.startswith(f"train.filter_images {expected:,}: {why}; ")
+    assert len(message) < 220
     cost = filtering(config)
-    assert f"filtering costs {f'{cost:.1f} times' if cost >= 0.95 else f'{cost:.0%} of'} the training" in told
+    assert f"filtering costs {f'{cost:.1f} times' if cost >= 0.95 else f'{cost:.0%} of'} the training" in message
 
 
 def test_small_batches_filter_on_fewer_where_that_would_cost_too_much(look):
-    """64,000 images are trained on, of the 200,000 that a training may take; the rest pays for filtering."""
+    """Check a training on 64,000 images of the 200,000 that it may take, so that the rest remains for filtering."""
     config, reasons = look(images=800)
     assert (config.train.batch_size, config.train.max_epochs, config.data.val_images) == (16, 100, 160)
     trained = 100 * 640
@@ -281,7 +287,7 @@ def test_small_batches_filter_on_fewer_where_that_would_cost_too_much(look):
     assert trained + after_warmup * filtering(config) <= 200_000
     assert trained + after_warmup * filtering(config) * 1.03 > 200_000  # one image more
     assert "more would cost over 2.8 times the training" in reason_for(reasons, "train.filter_images")
-    hand, reasons = look(images=20_000, assignments=["batch_size=16"])  # nothing is left over here
+    hand, reasons = look(images=20_000, assignments=["batch_size=16"])  # no images remain here
     assert filtering(hand) <= 2 < filtering(hand) * (1 + 1 / hand.train.filter_images)
     assert "more would cost over 2 times the training" in reason_for(reasons, "train.filter_images")
 
@@ -307,10 +313,10 @@ def test_reliability_grows_with_the_images():
     assert [auto._reliability(count) for count, _ in auto.RELIABILITY] == [tau for _, tau in auto.RELIABILITY]
 
 
-# Who decides
+# Settings by hand
 
 
-def test_what_is_set_by_hand_wins_and_the_rest_follows(photos):
+def test_settings_by_hand_are_kept_and_the_others_follow(photos):
     config, reasons = chosen(photos, "batch_size=4", "max_epochs=7", "val_images=6", "retrain.epochs=3", "flip=true")
     assert (config.train.batch_size, config.train.max_epochs, config.data.val_images) == (4, 7, 6)
     assert (config.retrain.epochs, config.data.flip, config.retrain.batch_size) == (3, True, 4)
@@ -329,7 +335,7 @@ def test_the_space_follows_an_image_size_and_the_size_a_space(look):
     assert (config.space.name, config.space.image_channels, config.space.image_size) == ("fashion", 3, 20)
 
 
-def test_a_space_of_ones_own_is_left_alone(look, tmp_path):
+def test_a_space_of_the_user_is_not_changed(look, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(load_space("fashion").model_copy(update={"name": "mine"}).to_yaml())
     config, _ = look(assignments=[f"space={file}"], side=300)
@@ -338,12 +344,12 @@ def test_a_space_of_ones_own_is_left_alone(look, tmp_path):
     assert (config.space.image_size, config.data.pad) == (36, 4)
 
 
-def test_a_limit_on_multiply_adds_is_heeded(look):
+def test_the_image_size_respects_a_limit_on_multiply_adds(look):
     config, reasons = look(side=400, images=2000, budget=Budget(max_macs=2_000_000))
     assert config.space.image_size == 80
-    assert any("with more, hardly a network has 2M multiply-adds" in reason for reason in reasons)
+    assert any("with a larger size, hardly any network has 2M multiply-adds" in reason for reason in reasons)
     _, reasons = look(side=400, images=2000, budget=Budget(max_macs=300_000_000))
-    assert any("your limit of 300M multiply-adds is no limit here" in reason for reason in reasons)
+    assert any("your limit of 300M multiply-adds has no effect" in reason for reason in reasons)
 
 
 def test_wrong_values_are_refused_before_anything_is_read():
@@ -355,7 +361,7 @@ def test_wrong_values_are_refused_before_anything_is_read():
         chosen("nowhere")
 
 
-def test_one_class_is_none(tmp_path):
+def test_one_class_is_refused(tmp_path):
     paint(tmp_path, {"all": 5})
     with pytest.raises(GreedyNASError, match=r"at least two classes are needed, .* has only all"):
         chosen(tmp_path)
@@ -400,7 +406,7 @@ def test_a_noisy_scan_is_grey_and_a_faint_colour_is_not(tmp_path):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_supernet_learns_with_what_was_chosen(tmp_path):
+def test_a_supernet_learns_with_the_chosen_settings(tmp_path):
     rng = np.random.default_rng(0)
     for number, name in enumerate(("red", "green", "blue")):
         (tmp_path / "colours" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The settings that `auto` makes hold for the images that can be read, however many files are broken."""
+"""Tests that the settings of `auto` suit the readable images, however many files are broken."""
 
 import io
 
@@ -33,7 +33,7 @@ def make(folder, layout):
 
 
 def break_some(folder, rng, count, broken):
-    """Spoil more files at random, but of each class in each split no more than half."""
+    """Break random files, but no more than half of each class in each split."""
     files = [file for file in sorted(folder.glob("**/*.png")) if file not in broken]
     for file in rng.permutation(np.array(files, dtype=object)):
         mates = list(file.parent.iterdir())
@@ -48,7 +48,7 @@ def chosen(folder, seed=0, **changes):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_settings_hold_whichever_files_are_broken(tmp_path, layout):
+def test_settings_are_valid_whichever_files_are_broken(tmp_path, layout):
     fewer = 0
     for seed in range(6):
         folder = make(tmp_path / str(seed), layout)
@@ -66,10 +66,10 @@ def test_settings_hold_whichever_files_are_broken(tmp_path, layout):
             evaluated = predict(config, data, PACE, "here").stages[0].evaluation_images
             assert evaluated % (10 * settings.filter_images) == 0
             assert plan(config)["costs"]["at most"]["evaluation_images"] == evaluated
-    assert fewer > 0  # else nothing is tested
+    assert fewer > 0  # otherwise nothing is tested
 
 
-def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_path, monkeypatch):
+def test_training_uses_readable_images_and_resumes_with_the_same_settings(tmp_path, monkeypatch):
     folder = make(tmp_path / "images", "with a validation set")
     for name in ("a/1.png", "b/0.png", "b/3.png"):
         spoil(folder / "val" / name)
@@ -78,13 +78,13 @@ def test_training_uses_what_can_be_read_and_goes_on_with_the_same_settings(tmp_p
     assert config.train.filter_images == 9
     console = Console(file=io.StringIO(), width=200)
     result = train_stage(config, tmp_path / "run", console)
-    told = "6 validation images can be read, so every filtering uses these instead of 9"
-    assert told in console.file.getvalue()
-    assert told in (tmp_path / "run" / "log.txt").read_text()
+    message = "6 validation images can be read, so every filtering uses these instead of 9"
+    assert message in console.file.getvalue()
+    assert message in (tmp_path / "run" / "log.txt").read_text()
     assert result["evaluation_images"] % 6 == 0 < result["evaluation_images"]
     assert read_run_config(tmp_path / "run") == config
     whole = Run.open(tmp_path / "run").load_checkpoint()[0]
-    # The same command in pieces: stopped, and given again.
+    # The same command, stopped and repeated.
     from greedynas.rundir import checkpointing
 
     due = checkpointing.Checkpointing.if_due
@@ -130,7 +130,7 @@ def test_a_validation_set_without_a_readable_image_is_one_line(tmp_path):
         read_data(chosen(folder), CPU)
 
 
-# Classes whose images are all broken on one side of the split
+# Classes without a readable image on one side of the split
 
 
 def images_of(data, images, label):
@@ -152,7 +152,7 @@ def test_a_class_that_is_broken_on_one_side_gets_an_image_of_the_other(tmp_path,
     for name in ("train", "val"):  # the other class stays where it was
         assert images_of(data, getattr(data, name), 0) == images_of(before, getattr(before, name), 0)
     again = data.split_anew
-    assert again(data_settings(tmp_path, sizes), 0) is None  # the test set is held out anew as well
+    assert again(data_settings(tmp_path, sizes), 0) is None  # the test set is held out again as well
 
 
 def data_settings(folder, sizes):
@@ -161,7 +161,7 @@ def data_settings(folder, sizes):
     return DataSettings(source=str(folder), workers=0, **sizes)
 
 
-def test_another_seed_of_the_same_images_is_split_as_if_read_anew(tmp_path):
+def test_another_seed_splits_the_same_images_like_newly_read_ones(tmp_path):
     paint(tmp_path / "train", {"a": 8, "b": 8})
     paint(tmp_path / "test", {"a": 2, "b": 2}, first=1)
     for i in range(6):

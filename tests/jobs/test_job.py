@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def album(tmp_path_factory):
-    """Photographs of mixed sizes, one of them broken."""
+    """Write photographs of mixed sizes, one of which is broken."""
     folder = tmp_path_factory.mktemp("album")
     paint(folder, {"cat": 20, "<b>dog": 20, "鳥": 20}, size=(10, 9))
     for number, file in enumerate(sorted(folder.rglob("*.png"))):
@@ -61,7 +61,7 @@ def config_file(tmp_path_factory, album):
 
 @pytest.fixture(scope="module")
 def finished(config_file, tmp_path_factory):
-    """A job run from the command line: (run directory, what it printed)."""
+    """Run a job from the command line, and return the run directory and the output."""
     run = tmp_path_factory.mktemp("job") / "run"
     command = [sys.executable, "-m", "greedynas", "run", config_file, "--flops", "60K", "--out", run]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -70,7 +70,7 @@ def finished(config_file, tmp_path_factory):
     return run, done.stdout
 
 
-def test_one_command_does_it_all_and_names_the_broken_file(finished, album):
+def test_one_command_runs_the_whole_job_and_names_the_broken_file(finished, album):
     run, out = finished
     arch = json.loads((run / "arch.json").read_text())
     assert arch["macs"] <= 60_000
@@ -83,10 +83,10 @@ def test_one_command_does_it_all_and_names_the_broken_file(finished, album):
     assert out.count("Plan: tiny") == 1  # before it starts
     assert f"{arch['test_top1']:.2%} top-1" in out
     assert f"greedynas predict {run}" in out
-    assert f"greedynas retrain {run} --arch random && greedynas report {run}" in out  # what the search was worth
+    assert f"greedynas retrain {run} --arch random && greedynas report {run}" in out  # the gain by the search
 
 
-def test_what_is_exported_is_what_was_retrained(finished, album):
+def test_the_exported_network_is_the_retrained_one(finished, album):
     run, _ = finished
     network, card = greedynas.load_network(run)
     images = np.random.default_rng(0).normal(size=(5, 3, 8, 8)).astype(np.float32)
@@ -102,12 +102,12 @@ def test_predictions_from_the_command_line(run_cli, finished, album):
     image = sorted((album / "鳥").iterdir())[0]
     code, out, _ = run_cli("predict", run, image, "--json")
     assert code == 0
-    told = json.loads(out)["predictions"][0]
-    assert sorted(one["name"] for one in told["classes"]) == ["<b>dog", "cat", "鳥"]
-    assert sum(one["probability"] for one in told["classes"]) == pytest.approx(1, abs=1e-4)
+    message = json.loads(out)["predictions"][0]
+    assert sorted(one["name"] for one in message["classes"]) == ["<b>dog", "cat", "鳥"]
+    assert sum(one["probability"] for one in message["classes"]) == pytest.approx(1, abs=1e-4)
     code, out, _ = run_cli("predict", run / "model.onnx", image, "--top", 1)
     assert code == 0
-    assert told["classes"][0]["name"] in out
+    assert message["classes"][0]["name"] in out
 
 
 def test_the_same_command_again_changes_nothing(run_cli, finished, config_file):
@@ -137,14 +137,14 @@ def test_a_job_without_the_packages_of_the_report_finishes_and_says_how_to_get_i
     run, _ = finished
     page = (run / "report.html").read_bytes()
     monkeypatch.setattr(packages, "_is_installed", lambda name: name != "plotly")
-    told = "the report needs plotly, which is not installed: pip install plotly"
+    message = "the report needs plotly, which is not installed: pip install plotly"
     code, out, _ = run_cli("run", config_file, "--flops", "60K", "--out", run)
     assert code == 0
-    assert f"No report was written: {told} && greedynas report" in " ".join(out.split())
+    assert f"No report was written: {message} && greedynas report" in " ".join(out.split())
     assert "Look at" not in out
     assert "Found:" in out
-    assert run_cli("report", run) == (2, "", f"error: {told}\n")
-    with pytest.raises(greedynas.GreedyNASError, match=told):
+    assert run_cli("report", run) == (2, "", f"error: {message}\n")
+    with pytest.raises(greedynas.GreedyNASError, match=message):
         greedynas.report(run, quiet=True)
     assert (run / "report.html").read_bytes() == page
 
@@ -155,8 +155,8 @@ def test_a_verb_whose_package_is_missing_says_which(finished, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, "-m", "greedynas", "search", run, "--flops", "60K"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    told = "error: greedynas needs pymoo, which is not installed: pip install pymoo\n"
-    assert (done.returncode, done.stderr) == (2, told)
+    message = "error: greedynas needs pymoo, which is not installed: pip install pymoo\n"
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 def test_a_job_that_fits_a_time_reads_its_images_once(run_cli, config_file, tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_job_that_fits_a_time_reads_its_images_once(run_cli, config_file, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--flops", "1"], "no path"),
         (["--baseline", "mobilenetv2_100"], "cache"),
@@ -183,15 +183,23 @@ def test_a_job_that_fits_a_time_reads_its_images_once(run_cli, config_file, tmp_
         (["--flops", "many"], "many"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_trained(run_cli, config_file, tmp_path, arguments, told):
+def test_impossible_jobs_are_refused_before_any_training(run_cli, config_file, tmp_path, arguments, message):
     code, _, err = run_cli("run", config_file, "--out", tmp_path / "run", *arguments)
     assert code == 2
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_death_in_each_stage_changes_nothing(config_file, tmp_path):
+def test_a_run_of_an_older_version_is_refused_before_anything_is_measured(run_cli, config_file, tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("schema_version: 1\nversions: {greedynas: 0.1.0}\n")
+    monkeypatch.setattr("greedynas.jobs.job.show_plan", lambda *_: pytest.fail("the machine is measured"))
+    code, out, err = run_cli("run", config_file, "--flops", "60K", "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {tmp_path} was made by greedynas 0.1.0")
+
+
+def test_a_kill_in_each_stage_changes_nothing(config_file, tmp_path):
     command = [sys.executable, "-m", "tests.helpers.kill_job", config_file, tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -200,8 +208,8 @@ def test_a_death_in_each_stage_changes_nothing(config_file, tmp_path):
     assert found["deaths"] == 9
 
 
-def test_the_demo_searches_a_part_of_what_its_budget_allows():
-    """Else it would show neither a search nor anything that a random network could be compared with."""
+def test_the_demo_searches_some_of_the_paths_within_its_budget():
+    """Check that the demo shows a search, whose network can be compared with a random one."""
     config, limit = load_config("fashion"), parse_count(FLOPS)
     paths = np.array(list(product(*(range(ops) for ops in config.space.num_ops))))
     within = paths[config.space.costs(paths).macs <= limit]
@@ -241,7 +249,7 @@ def test_the_demo_is_the_whole_job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["retrain", "RUN", "--recipe", "adam"], "error: unknown recipe 'adam'"),
         (["retrain", "RUN", "--arch", "greedynas-a"], "image_size 8 is too small"),
@@ -256,7 +264,7 @@ def test_the_demo_is_the_whole_job(tmp_path):
         (["report", "NOT_A_RUN"], "not a run directory"),
     ],
 )
-def test_wrong_inputs_are_one_clear_line(run_cli, finished, tmp_path, arguments, told):
+def test_wrong_inputs_are_one_clear_line(run_cli, finished, tmp_path, arguments, message):
     run, _ = finished
     (tmp_path / "picture.jpg").write_text("no picture")
     trap = tmp_path / "sprung"
@@ -275,14 +283,14 @@ def test_wrong_inputs_are_one_clear_line(run_cli, finished, tmp_path, arguments,
     }
     code, _, err = run_cli(*(names.get(argument, argument) for argument in arguments))
     assert code == 2
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
     assert not trap.exists()
     assert not (run / "models" / "other").exists()
 
 
 class Trap:
-    """Would be sprung by whoever unpickles it."""
+    """An object whose unpickling is noticed."""
 
     def __init__(self, file):
         self.file = file

@@ -1,4 +1,4 @@
-"""Kill -9 and the same command again: the end is the same, bit for bit."""
+"""Tests of kill -9: the repeated command ends with the same results, bit for bit."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from tests.helpers.training import SETTINGS, tiny_space
 
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory):
-    """Writes a config with these settings."""
+    """Write a config with these settings."""
     folder = tmp_path_factory.mktemp("kill")
     paint(folder / "photos", {"a": 20, "b": 20, "c": 20}, size=(10, 9))
 
@@ -39,7 +39,7 @@ def test_death_at_every_write_flush_and_rename(config_file, tmp_path):
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["failures"] == []
-    # It was a training with all that there is to save, and the deaths were where they should be.
+    # The training saved everything that can be saved, and the kills were in the right places.
     calls, state = found["calls"], found["state"]
     assert (state["step"], state["epoch"], state["stopped"]) == (6, 2, "max_epochs reached")
     assert len(state["pool"]["entries"]) == 4
@@ -53,7 +53,7 @@ def test_death_at_every_write_flush_and_rename(config_file, tmp_path):
 
 
 def test_kill_at_random_moments(config_file, tmp_path):
-    """Four times in the life of one run: before the first checkpoint, and at three moments later on."""
+    """Kill one run four times: before the first checkpoint, and at three later moments."""
     file = config_file("moments.yaml", {"workers": 1, "memory_gb": 0}, max_epochs=40, warmup=30, checkpoint_steps=7)
 
     def start(folder):
@@ -76,11 +76,11 @@ def test_kill_at_random_moments(config_file, tmp_path):
     assert not differences(outcome(whole), outcome(killed)), moments
     assert outcome(whole)["state"]["step"] == 160
     log = (killed / "log.txt").read_text()
-    assert log.count("going on from step") == 3  # the first resumption had nothing to go on from
+    assert log.count("resuming from step") == 3  # the first resumption had nothing to go on from
 
 
 def reached(folder, moment):
-    """Training has begun, or has saved such a step."""
+    """Return whether the training has started, or has saved such a step."""
     if moment < 0:
         return (folder / "metrics.jsonl").exists()
     return (newest_step(folder) or 0) >= moment

@@ -1,4 +1,4 @@
-"""The report's file and what it says; `test_report_browser.py` opens it."""
+"""Tests of the report's file and sentences; `test_report_browser.py` opens it."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def supernet(photos, tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="module")
 def found(supernet, tmp_path_factory):
-    """Searched, nothing retrained."""
+    """Return a run with searches and without retrained networks."""
     folder = shutil.copytree(supernet, tmp_path_factory.mktemp("report") / "found")
     runs.searched(folder, pool_init=False, **LIMIT)
     runs.searched(folder, **LIMIT)
@@ -54,7 +54,7 @@ def run(finished, tmp_path):
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page: tags, text, and the data of the charts."""
+    """A parser of the page that collects tags, text, and the data of the charts, as a browser would."""
 
     def __init__(self, file):
         super().__init__()
@@ -86,7 +86,7 @@ def written(folder):
     return Page(report.write_report(folder))
 
 
-def test_a_pool_that_no_limit_lets_in_is_not_praised(run):
+def test_a_pool_whose_paths_violate_the_limits_is_not_mentioned(run):
     facts = read_facts(run)
     assert "started from the candidate pool" in story.headline(facts).lead
     runs.change(run / "searches/macs-60K/search.json", from_pool=0)
@@ -96,38 +96,38 @@ def test_a_pool_that_no_limit_lets_in_is_not_praised(run):
 
 
 def test_a_search_on_several_supernets_says_so(photos, tmp_path):
-    def told(name, **settings):
+    def leads_of(name, **settings):
         folder = runs.trained(tmp_path / name, photos, **settings)
         before = story.headline(read_facts(folder)).lead
         runs.searched(folder, **LIMIT)
         return before, story.headline(read_facts(folder)).lead
 
-    before, after = told("one")
+    before, after = leads_of("one")
     assert "The supernet was trained with greedy sampling for 4 epochs" in before
     assert "shared weights of one supernet." in after
     moments = {"experimental": {"snapshots": 3}}
-    assert "shared weights of one supernet at 3 moments of its training." in told("moments", **moments)[1]
-    # A training that stops early has fewer of them than it was asked for.
-    early = told("early", stopping=True, alpha=1.0, experimental={"snapshots": 4})[1]
+    assert "shared weights of one supernet at 3 moments of its training." in leads_of("moments", **moments)[1]
+    # A training that stops early has fewer of them than requested.
+    early = leads_of("early", stopping=True, alpha=1.0, experimental={"snapshots": 4})[1]
     found = json.loads((tmp_path / "early" / "searches" / "macs-60K" / "search.json").read_text())["supernets"]
     assert 1 < found < 4
     assert f"shared weights of one supernet at {found} moments of its training." in early
 
 
-def test_a_choice_among_equals_is_told_beside_the_network(run):
+def test_a_choice_among_equals_is_described_with_the_network(run):
     file = run / "searches" / "macs-60K" / "search.json"
     chosen = json.loads(file.read_text())["chosen"]
     best = {**chosen["choice"]["best"], "path": [2, 2, 2, 2], "accuracy": 0.875, "macs": 2 * chosen["macs"]}
     among = {"images": 400.0, "margin": 0.0123, "within": 7, "tied": 1, "best": best}
-    told = "7 paths on the front lie within one standard error (1.2 points on 400 validation images) of the highest accuracy, 87.5%"
+    message = "7 paths on the front lie within one standard error (1.2 points on 400 validation images) of the highest accuracy, 87.5%"
     runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among}})
-    assert written(run).has(told)
+    assert written(run).has(message)
     runs.change(file, chosen={**chosen, "choice": {**chosen["choice"], **among, "within": "many"}})
     with pytest.raises(GreedyNASError, match=r"search.json is malformed: chosen.choice.within"):
         read_facts(run)
     runs.change(file, chosen={key: value for key, value in chosen.items() if key != "choice"})  # of an earlier version
     assert not written(run).has("paths on the front lie")
-    # Not told of a network that `retrain --top` preferred to the search's choice.
+    # It is not described if `retrain --top` preferred another network to the search's choice.
     runs.change(file, chosen={**chosen, "path": [2, 2, 2, 1], "choice": {**chosen["choice"], **among}})
     assert not written(run).has("paths on the front lie")
 
@@ -143,7 +143,7 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     runs.searched(folder, settings=("tolerance=0",), **LIMIT)
     facts = read_facts(folder)
     search = facts.search_of(facts.chosen)
-    assert "What counted was a score" in story.headline(facts).lead
+    assert "The choice was by a score" in story.headline(facts).lead
     best = max(search.found, key=lambda entry: entry.score)
     assert facts.chosen.arch.path == best.path
     assert best_networks(search, facts.space, 1) == [canonical(best.path, facts.space)]
@@ -158,7 +158,7 @@ def test_a_search_that_chose_by_a_score_says_so(photos, tmp_path):
     (folder / "config.yaml").write_text(plain)
     runs.searched(folder, pool_init=False, **LIMIT)
     assert (
-        "Of a search without scores the accuracy is drawn." in search_charts(read_facts(folder))["front_macs"].caption
+        "For a search without scores, the accuracy is drawn." in search_charts(read_facts(folder))["front_macs"].caption
     )
 
 
@@ -186,7 +186,7 @@ def test_a_finished_run(run):
     assert not list(run.glob("*.tmp"))
 
 
-def test_nothing_is_asked_of_the_network(run):
+def test_the_page_loads_nothing_from_the_network(run):
     page = written(run)
     for tag, attributes in page.tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -204,7 +204,7 @@ def test_nothing_is_asked_of_the_network(run):
         ("finished", "75.0% top-1", None),
     ],
 )
-def test_what_is_there_so_far(stage, says, command, request, tmp_path):
+def test_the_report_shows_the_stages_that_are_done(stage, says, command, request, tmp_path):
     run = shutil.copytree(request.getfixturevalue(stage), tmp_path / "run")
     facts = read_facts(run)
     page = written(run)
@@ -215,8 +215,8 @@ def test_what_is_there_so_far(stage, says, command, request, tmp_path):
         assert story.next_command(facts).startswith(f"greedynas {command} {run}")
     assert ("front_macs" in page.figures) == (stage != "supernet")
     assert ("confusion" in page.figures) == (stage == "finished")
-    if stage == "found":  # an accuracy on the supernet is never called anything else
-        assert page.has("it is not a test accuracy")
+    if stage == "found":  # an accuracy on the supernet is always labelled as such
+        assert page.has("is not a test accuracy")
         assert "on test images" not in story.headline(facts).title
 
 
@@ -285,28 +285,28 @@ def test_the_best_networks_are_distinct(run):
         (0.75, "timm-x does as well", "not ahead"),
     ],
 )
-def test_the_report_says_who_wins(found, tmp_path, rival, says, kind):
+def test_the_report_names_the_better_network(found, tmp_path, rival, says, kind):
     run = shutil.copytree(found, tmp_path / "run")
     runs.add_model(run, "macs-60K", chosen=True, top1=0.75)
     runs.add_timm(run, "timm-x", top1=rival)
     [verdict] = story.verdicts(read_facts(run))
-    assert verdict.told.startswith(says)
+    assert verdict.text.startswith(says)
     assert verdict.rival == kind
     assert story.lead_verdict(read_facts(run)) == (None if kind == "not ahead" else verdict)
-    assert ("can be chance with 2,000 test images" in verdict.told) == (rival in (0.74, 0.76))
-    assert "times the multiply-adds" in verdict.told
+    assert ("can be chance with 2,000 test images" in verdict.text) == (rival in (0.74, 0.76))
+    assert "times the multiply-adds" in verdict.text
 
 
 # What the search was worth
 
 
 def bits(*lengths):
-    """So many images that are classified correctly, so many that are not, and so on in turn."""
+    """Return whether each image is correct: alternating runs of correct and wrong images of the given lengths."""
     return np.repeat([i % 2 == 0 for i in range(len(lengths))], lengths)
 
 
 def beside(found, folder, own, *others, **arch):
-    """A run whose found network stands beside random ones; which images each one has right."""
+    """Make a run with a found network and random ones, with the images that each of them classifies correctly."""
     run = shutil.copytree(found, folder)
     runs.add_model(run, "macs-60K", chosen=True, correct=own)
     for number, correct in enumerate(others):
@@ -337,14 +337,14 @@ def beside(found, folder, own, *others, **arch):
 )
 def test_the_report_says_what_the_search_was_worth(found, tmp_path, rival, says):
     run = beside(found, tmp_path / "run", bits(1600, 400), rival)
-    told = worth(read_facts(run))
+    message = worth(read_facts(run))
     start = (
         "The found network has 80.0% on the test set; a random network within the same budget, trained the same way,"
     )
-    assert told.startswith(f"{start} {says}")
+    assert message.startswith(f"{start} {says}")
     first_screen = report.write_report(run).read_text().partition('<dl class="tiles">')[0].partition("<body>")[2]
-    assert told in first_screen
-    assert "random is" not in first_screen  # said once
+    assert message in first_screen
+    assert "random is" not in first_screen  # mentioned once
     assert "drawn at random within the budget of macs-60K" in str(tables.model_table(read_facts(run)).rows)
 
 
@@ -352,49 +352,50 @@ def test_the_error_of_a_difference_is_that_of_the_same_images(found, tmp_path):
     own, other = bits(1600, 400), bits(1500, 100, 60, 340)
     run = beside(found, tmp_path / "paired", own, other)
     tests = {model.name: model.test for model in read_facts(run).models}
-    ahead, behind = 100, 60  # images that one of them alone has right
+    ahead, behind = 100, 60  # images that only one of them classifies correctly
     paired = math.sqrt(ahead + behind - (ahead - behind) ** 2 / 2000) / 2000
     assert difference_error(tests["macs-60K"], [tests["random"]]) == pytest.approx(paired)
-    told = worth(read_facts(run))
-    assert f"the standard error of the difference is about {100 * paired:.1f} points" in told
-    assert "the search was worth 2.0 points" in told  # 3.2 of these errors
-    # An earlier version did not keep which images were right: then as if the images had been others.
+    message = worth(read_facts(run))
+    assert f"the standard error of the difference is about {100 * paired:.1f} points" in message
+    assert "the search was worth 2.0 points" in message  # 3.2 of these errors
+    # Earlier versions did not record which images were correct: the samples then count as independent.
     apart = math.sqrt((0.8 * 0.2 + 0.78 * 0.22) / 2000)
     old = tests["random"].model_copy(update={"correct": None})
     assert difference_error(tests["macs-60K"], [old]) == pytest.approx(apart)
     assert apart > 1.5 * paired
     home = run / "models" / "random"
     runs.write(home / "test.json", {k: v for k, v in runs.read(home / "test.json").items() if k != "correct"})
-    told = worth(read_facts(run))
-    assert f"about {100 * apart:.1f} points" in told
-    assert "the found network is 2.0 points ahead, a difference that chance can give" in told  # 1.6 of these
+    message = worth(read_facts(run))
+    assert f"about {100 * apart:.1f} points" in message
+    assert "the found network is 2.0 points ahead, a difference that chance can give" in message  # 1.6 of these
 
 
-def test_several_random_networks_count_by_their_mean_and_spread(found, tmp_path):
+def test_several_random_networks_are_compared_by_mean_and_spread(found, tmp_path):
     own, low, high = bits(1600, 400), bits(1500, 500), bits(1580, 420)
     run = beside(found, tmp_path / "run", own, low, high)
-    told = worth(read_facts(run))
+    message = worth(read_facts(run))
     assert (
-        "2 random networks within the same budget, trained the same way, have 77.0% on average (75.0% to 79.0%)" in told
+        "2 random networks within the same budget, trained the same way, have 77.0% on average (75.0% to 79.0%)"
+        in message
     )
     tests = {model.name: model.test for model in read_facts(run).models}
     images = np.std(own - (low.astype(float) + high) / 2) / math.sqrt(2000)
     networks = 0.04 / math.sqrt(2) / math.sqrt(2)
     expected = math.hypot(images, networks)
     assert difference_error(tests["macs-60K"], [tests["random"], tests["random1"]]) == pytest.approx(expected)
-    assert "the found network is 3.0 points ahead, a difference that chance can give" in told
+    assert "the found network is 3.0 points ahead, a difference that chance can give" in message
 
 
 @pytest.mark.parametrize(
     "arch",
     [{"within": None}, {"within": "macs-60K-no-pool"}, {"epochs": 30}, {"recipe": "rmsprop"}, {"inherit": True}],
 )
-def test_only_a_network_of_the_same_budget_and_training_says_what_a_search_was_worth(found, tmp_path, arch):
+def test_the_worth_of_a_search_needs_a_network_of_the_same_budget_and_training(found, tmp_path, arch):
     run = beside(found, tmp_path / "run", bits(1600, 400), bits(1700, 300), **arch)
     facts = read_facts(run)
     assert worth(facts) is None
-    assert story.lead_verdict(facts).told.startswith("random is better than the found network")
-    assert written(run).has(story.lead_verdict(facts).told)
+    assert story.lead_verdict(facts).text.startswith("random is better than the found network")
+    assert written(run).has(story.lead_verdict(facts).text)
 
 
 def test_trainings_are_compared_by_all_their_settings(found, tmp_path):
@@ -414,7 +415,7 @@ def test_trainings_are_compared_by_all_their_settings(found, tmp_path):
     assert worth(read_facts(run)) is None
 
 
-def test_a_better_rival_of_another_kind_is_named_beside_the_worth_of_the_search(found, tmp_path):
+def test_a_better_rival_of_another_kind_is_named_next_to_the_worth_of_the_search(found, tmp_path):
     run = beside(found, tmp_path / "run", bits(1600, 400), bits(1700, 300))
     runs.add_timm(run, "timm-x", top1=0.83)
     page = written(run)
@@ -434,7 +435,7 @@ def test_short_trainings_and_files_that_could_not_be_made(run):
     runs.change(home / "export.json", skipped=[{"file": "model.fp16.onnx", "why": "no such operator"}])
     page = written(run)
     assert page.has("chose 2 from 32 paths")
-    assert page.has("Of these it did best on validation images after a short training.")
+    assert page.has("Of these it had the highest accuracy on validation images after a short training.")
     table = tables.top_table(read_facts(run).chosen)
     assert table.marked == 1
     assert [row[1] for row in table.rows] == ["50.0%", "62.5%"]
@@ -443,7 +444,7 @@ def test_short_trainings_and_files_that_could_not_be_made(run):
 
 def test_latency_of_a_table(found, tmp_path):
     run = shutil.copytree(found, tmp_path / "run")
-    # Without a timing of one op, some paths have no latency.
+    # Some paths have no latency, because the table lacks one op.
     table = runs.latency_table(run, lack=["MB3_K3_SE"])
     runs.searched(run, table=table, macs=(["70K"], None))
     assert '"latency_ms": null' in (run / "searches" / "macs-70K" / "search.json").read_text()
@@ -461,7 +462,7 @@ def test_hostile_strings(run):
     run.rename(evil)
     (evil / "models" / "timm-x").rename(evil / "models" / "<i>x")
     page = written(evil)
-    assert [kind for kind, _ in page.scripts] == [None, "application/json", None]  # ours, and no other
+    assert [kind for kind, _ in page.scripts] == [None, "application/json", None]  # only the page's own scripts
     assert all(
         attributes.get("src", "data:").startswith("data:image/png") for tag, attributes in page.tags if tag == "img"
     )
@@ -489,7 +490,7 @@ def test_data_cannot_leave_its_script(value):
 
 @given(st.text())
 def test_text_in_charts_is_literal(text):
-    """Plotly undoes what `shown` does: no tag is left for it to read."""
+    """Check that the escaping of `shown` leaves no tag for plotly to interpret."""
     shown = charts.shown(text)
     assert "<" not in shown
     assert ">" not in shown
@@ -499,7 +500,7 @@ def test_text_in_charts_is_literal(text):
 
 
 def test_many_classes_paths_and_lines(run):
-    """The page stays small beside plotly.js, and every chart drawable."""
+    """Check that the page is small compared with plotly.js, and that every chart can be drawn."""
     from plotly.offline import get_plotlyjs
 
     classes = [f"class {i}" for i in range(1000)]
@@ -545,7 +546,7 @@ def good_and_bad():
     yield f"{model}/test.json", [], "test.json"
     yield f"{model}/test.json", {"correct": "AAAA"}, "correct has 3 bytes, 2000 bits need 250"
     yield f"{model}/test.json", {"correct": "<b>"}, "correct is not base64"
-    yield f"{model}/test.json", {"correct": "AAAA" * 83 + "AA=="}, "correct says that 0.0% are right, top1 is 75.0%"
+    yield f"{model}/test.json", {"correct": "AAAA" * 83 + "AA=="}, "correct has 0.0% right images, but top1 is 75.0%"
     yield f"{model}/retrain.json", '{"recipe": 3}', "recipe"
     yield f"{model}/export.json", {"files": {}}, "files"
     yield f"{model}/export.json", {"threads": True}, "threads"
@@ -571,7 +572,7 @@ def good_and_bad():
 @pytest.mark.parametrize(
     ("name", "content", "says"), [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(good_and_bad())]
 )
-def test_a_malformed_file_is_one_clear_line(run, name, content, says):
+def test_a_malformed_file_is_reported_in_one_line(run, name, content, says):
     file = run / name
     if isinstance(content, str):
         file.write_bytes(content.encode("latin-1"))
@@ -596,7 +597,7 @@ def test_no_run_and_no_place_to_write(run, tmp_path):
         report.write_report(run)
 
 
-def test_the_stage_says_what_it_wrote(run):
+def test_the_stage_prints_what_it_wrote(run):
     from io import StringIO
 
     from rich.console import Console
@@ -609,7 +610,7 @@ def test_the_stage_says_what_it_wrote(run):
     assert str(run / "report.html") in out.getvalue()
 
 
-def test_numbers_for_people():
+def test_numbers_are_readable():
     assert [count(n) for n in (0, 999, 1000, 41_674, 792_744, 999_600, 1_020_000, 369_983_648, 2.4e9)] == [
         *("0", "999", "1k", "41.7k", "793k", "1M", "1.02M", "370M", "2.4G")
     ]

@@ -1,4 +1,4 @@
-"""The report in a browser: Chromium without a window, and without a network."""
+"""Tests of the report in a browser: Chromium without a window and without a network."""
 
 import shutil
 
@@ -28,7 +28,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def report(photos, tmp_path_factory, one_thread):
-    """Of a run with everything in it, and names that try to be HTML wherever names can be."""
+    """Write the report of a run with all stages, whose names contain HTML wherever possible."""
     folder = runs.trained(tmp_path_factory.mktemp("browser") / "<u>run", photos)
     limit = {"macs": (["60K"], None)}
     runs.searched(folder, pool_init=False, **limit)
@@ -39,7 +39,7 @@ def report(photos, tmp_path_factory, one_thread):
 
 
 class Watched:
-    """A page, and everything that went wrong in it."""
+    """A page that records its errors and requests."""
 
     def __init__(self, browser, file, viewport, **context):
         self.problems = []
@@ -100,7 +100,7 @@ def test_it_opens_without_errors_and_requests(either):
     assert either.page.locator("h1").inner_text().startswith("75.0% top-1 on test images")
 
 
-def test_nothing_is_wider_than_the_screen(either):
+def test_the_page_fits_the_width_of_the_screen(either):
     width = either.page.viewport_size["width"]
     assert either.do("document.documentElement.scrollWidth") == width
     for box in either.do(
@@ -110,7 +110,7 @@ def test_nothing_is_wider_than_the_screen(either):
 
 
 def test_every_chart_is_drawn(either):
-    """Each trace has left something to see inside the chart."""
+    """Check that each trace has left visible elements inside the chart."""
     drawn = either.do(
         """[...document.querySelectorAll('[data-chart]')].map(place => ({
             name: place.dataset.chart,
@@ -140,22 +140,22 @@ def test_every_chart_is_drawn(either):
         assert chart["width"] > 300, chart
 
 
-def test_pointing_at_a_path_shows_its_architecture(desktop):
+def test_hovering_over_a_path_shows_its_architecture(desktop):
     front = plot(desktop, "front_macs")
     star = front.locator(".scatterlayer .trace").nth(2).locator(".point").first
     box = star.bounding_box()
     desktop.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     label = desktop.page.locator("#chart-front_macs .hoverlayer .hovertext")
     label.wait_for()
-    told = desktop.do("document.querySelector('#chart-front_macs .hoverlayer').textContent")
-    assert "multiply-adds" in told
+    hover = desktop.do("document.querySelector('#chart-front_macs .hoverlayer').textContent")
+    assert "multiply-adds" in hover
     ops = desktop.do("document.querySelectorAll('[data-chart=front_macs]')[0].data[2].text[0]").split("<br>")[-2:]
-    assert all(op in told for stage in ops for op in stage.split())
+    assert all(op in hover for stage in ops for op in stage.split())
     assert len(" ".join(ops).split()) == 4
 
 
 def eventually(watched, count, locator):
-    """Plotly waits for a second click before it acts on the first."""
+    """Wait for a condition, because plotly waits for a second click before it handles the first."""
     for _ in range(100):
         if locator.count() == count:
             return
@@ -169,7 +169,7 @@ def test_a_click_on_the_legend_hides_a_trace(desktop):
     before = traces.count()
     toggle.click()
     eventually(desktop, before - 1, traces)
-    desktop.page.locator("#theme").click()  # the choice outlasts the theme
+    desktop.page.locator("#theme").click()  # the choice is kept when the theme changes
     assert traces.count() == before - 1
     desktop.page.locator("#theme").click()
     toggle.click()
@@ -242,18 +242,18 @@ def test_hostile_names_in_hover(desktop):
     box = plot(desktop, "confusion").locator(".heatmaplayer image").bounding_box()
     desktop.page.mouse.move(box["x"] + box["width"] / 16, box["y"] + box["height"] / 16)  # the first of eight classes
     desktop.page.locator("#chart-confusion .hoverlayer .hovertext").wait_for()
-    told = desktop.do("document.querySelector('#chart-confusion .hoverlayer').textContent")
-    assert f"{runs.HOSTILE[0]}, named right" in told
+    hover = desktop.do("document.querySelector('#chart-confusion .hoverlayer').textContent")
+    assert f"{runs.HOSTILE[0]}, correct" in hover
     assert desktop.problems == []
 
 
-def test_a_finger_on_a_chart_scrolls_the_page(desktop, phone):
+def test_touching_a_chart_scrolls_the_page(desktop, phone):
     mode = "document.querySelector('#chart-front_macs')._fullLayout.dragmode"
     assert phone.do(mode) is False
     assert desktop.do(mode) == "zoom"
 
 
-def test_on_paper_it_is_light_and_narrow(phone):
+def test_the_printed_page_is_light_and_narrow(phone):
     phone.do("dispatchEvent(new Event('beforeprint'))")
     assert brightness(colours(phone)["page"]) > 600
     assert phone.do("document.querySelector('#chart-front_macs .main-svg').getBoundingClientRect().width") == 680

@@ -14,10 +14,10 @@ from greedynas.settings.loading import all_keys, parse_assignments, preset_names
 from greedynas.settings.schema import Config
 
 
-def test_presets():
+def test_presets_load_and_round_trip():
     rivals = ["cifar10-fair", "cifar10-tuned", "cifar10-uniform"]
     assert preset_names() == ["auto", "cifar10", *rivals, "fashion", "imagenet", "imagenet-se"]
-    files = [name for name in preset_names() if name != "auto"]  # that one needs data, see test_auto.py
+    files = [name for name in preset_names() if name != "auto"]  # `auto` needs data, see test_auto.py
     spaces = {name: load_config(name).space.name for name in files}
     assert spaces == {
         "cifar10": "macro",
@@ -35,7 +35,7 @@ def test_presets():
 
 
 @pytest.mark.parametrize("name", ["imagenet", "imagenet-se"])
-def test_the_papers_hyper_parameters(name):
+def test_the_imagenet_presets_have_the_papers_hyperparameters(name):
     found = load_config(name)
     settings = found.train
     assert (settings.sampler, settings.m, settings.k) == ("greedy", 10, 5)
@@ -51,7 +51,7 @@ def test_the_papers_hyper_parameters(name):
     assert f"{corrected_images(*schedule.predicted_images(found.expect.epochs)) / 1e6:.1f}M" == "83.8M"
 
 
-def test_a_file_works_where_a_preset_does(tmp_path):
+def test_settings_load_from_a_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("space: macro\nimage_size: 16\ntrain: {lr: 0.5}\n")
     found = load_config(file, {"train.m": 7})
@@ -82,7 +82,7 @@ def test_a_file_works_where_a_preset_does(tmp_path):
         ("!!python/object/apply:os.getcwd []\n", "not valid YAML"),
     ],
 )
-def test_wrong_files_are_one_line(tmp_path, text, message):
+def test_invalid_files_give_an_error_of_one_line(tmp_path, text, message):
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
     with pytest.raises(GreedyNASError, match=re.escape(message)) as error:
@@ -91,7 +91,7 @@ def test_wrong_files_are_one_line(tmp_path, text, message):
     assert "wrong.yaml" in str(error.value) or "unknown space" in str(error.value)
 
 
-def test_another_sampler_changes_nothing_else():
+def test_another_sampler_changes_no_other_setting():
     for preset in ("cifar10", "cifar10-tuned", "imagenet"):
         plain = load_config(preset)
         for sampler in ("uniform", "fair"):
@@ -111,7 +111,7 @@ def test_the_plain_preset_is_the_papers_method():
     assert found.train.lr / found.train.batch_size == paper.train.lr / paper.train.batch_size
 
 
-def test_experiments_by_name():
+def test_experiments_are_set_by_name():
     found = load_config("cifar10", parse_assignments(["snapshots=3", "experimental.additive=0.5"]))
     assert found.experimental == {"snapshots": 3, "additive": 0.5}
     tuned = load_config("cifar10-tuned", {"experimental.snapshots": 1})
@@ -123,7 +123,7 @@ def test_experiments_by_name():
     assert hooks_of(nothing) == hooks_of({}) == Hooks()
 
 
-def test_a_section_that_is_none_cannot_be_set_into(tmp_path):
+def test_a_setting_in_an_empty_section_is_refused(tmp_path):
     file = tmp_path / "wrong.yaml"
     file.write_text("space: macro\ntrain:\n")
     with pytest.raises(GreedyNASError, match=r"train in .* is not a section"):
@@ -156,7 +156,7 @@ def test_an_unknown_preset_names_the_nearest():
         (" m = 20 ", ("train.m", 20)),
     ],
 )
-def test_settings_by_bare_and_dotted_keys(assignment, expected):
+def test_settings_are_changed_by_bare_and_dotted_keys(assignment, expected):
     found = load_config("imagenet", parse_assignments([assignment]))
     key, value = expected
     for part in key.split("."):
@@ -165,7 +165,7 @@ def test_settings_by_bare_and_dotted_keys(assignment, expected):
     assert type(found) is type(value)
 
 
-def test_a_space_by_name_and_the_image_size():
+def test_the_space_and_the_image_size_can_be_set():
     found = load_config("imagenet", parse_assignments(["space=macro", "image_size=16"]))
     assert (found.space.name, found.space.image_size) == ("macro", 16)
 
@@ -176,8 +176,9 @@ def test_every_setting_can_be_named(monkeypatch):
     for key in keys:
         assert resolve_key(key, "train") == key.split(".")
         bare = key.rpartition(".")[2]
-        assert resolve_key(bare, "train") in ([bare], ["train", bare], key.split("."))
-    # A key of the stage's own section comes first; one of two others is ambiguous.
+        # A bare key never means the fine-tuning of a base, which has the keys of `retrain`.
+        assert resolve_key(bare, "train") in ([bare], ["train", bare], key.replace("adapt.", "retrain.").split("."))
+    # The stage's own section has priority; a key of two other sections is ambiguous.
     monkeypatch.setattr(loading, "all_keys", lambda: [*keys, "retrain.lr", "retrain.batch_size"])
     assert resolve_key("lr", "train") == ["train", "lr"]
     assert resolve_key("lr", "retrain") == ["retrain", "lr"]
@@ -202,13 +203,13 @@ def test_an_unknown_setting_names_the_nearest(key, nearest):
         load_config("imagenet", {key: 1})
 
 
-def test_a_setting_like_no_other_lists_them_all():
+def test_an_unknown_setting_without_a_similar_one_lists_all():
     with pytest.raises(GreedyNASError, match=r"unknown setting 'xyzzy'; settings: name, space, .*train\.lr"):
         load_config("imagenet", {"xyzzy": 1})
 
 
 @pytest.mark.parametrize("assignment", ["lr", "=3", "", "lr=[", "lr={", " =1"])
-def test_wrong_assignments(assignment):
+def test_invalid_assignments_are_refused(assignment):
     with pytest.raises(GreedyNASError, match="--set") as error:
         parse_assignments([assignment])
     assert "\n" not in str(error.value)
@@ -217,8 +218,8 @@ def test_wrong_assignments(assignment):
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["k=11"], "train.k = 11 paths cannot be kept of train.m = 10"),
-        (["m=3"], "train.k = 5 paths cannot be kept of train.m = 3"),
+        (["k=11"], "train.k = 11 must be at most train.m = 10"),
+        (["m=3"], "train.k = 5 must be at most train.m = 3"),
         (["lr_end=2"], "train.lr_end: Input should be less than or equal to 1, got 2"),
         (["pool_size=4"], "train.pool_size = 4 is smaller than the train.k = 5 paths of one filtering"),
         (["k=0"], "train.k"),
@@ -243,21 +244,25 @@ def test_wrong_assignments(assignment):
         (["bn=none"], "unknown BatchNorm mode 'none'; known: batch, recalibrate, running"),
         (["search.bn=none"], "unknown BatchNorm mode 'none'; known: batch, recalibrate, running"),
         (["bn=[batch]"], "train.bn"),
-        (["sampler=best"], "unknown sampler 'best'; known: greedy, uniform, fair"),
+        (["sampler=best"], "unknown sampler 'best' (did you mean 'fbnet'?); known: greedy, uniform, fair, darts"),
         (["sampler=7"], "train.sampler"),
         (["train.ema=0.9"], "unknown setting 'train.ema'"),
-        (["snapshots=0"], "experimental.snapshots is a number of supernets from 1 to 1000, got 0"),
+        (["snapshots=0"], "experimental.snapshots must be a number of supernets from 1 to 1000, got 0"),
         (["snapshots=1001"], "experimental.snapshots"),
         (["snapshots=2.0"], "experimental.snapshots"),
         (["snapshots=true"], "experimental.snapshots"),
         (["snapshots=[3]"], "experimental.snapshots"),
-        (["additive=1.1"], "experimental.additive is a share between 0 and 1, got 1.1"),
+        (["additive=1.1"], "experimental.additive must be a share between 0 and 1, got 1.1"),
         (["additive=-0.1"], "experimental.additive"),
         (["additive=.nan"], "experimental.additive"),
         (["additive=true"], "experimental.additive"),
         (["additive=half"], "experimental.additive"),
-        (["split_after_identity=1"], "experimental.split_after_identity is true or false, got 1"),
-        (["experimental.beauty=1"], "unknown setting 'experimental.beauty'"),
+        (["split_after_identity=1"], "experimental.split_after_identity must be true or false, got 1"),
+        (
+            ["experimental.beauty=1"],
+            "unknown experiment 'beauty'; known: additive, second_opinion, shifting, snapshots, split_after_identity",
+        ),
+        (["evaluator=oracle"], "unknown evaluator 'oracle'; known: supernet"),
         (["experimental=7"], "experimental"),
         (["checkpoint_minutes=0"], "train.checkpoint_minutes"),
         (["seed=-1"], "seed"),
@@ -273,7 +278,7 @@ def test_wrong_assignments(assignment):
         (["train=7"], "unknown setting 'train'"),
     ],
 )
-def test_values_out_of_range_are_one_line(assignments, message):
+def test_invalid_values_give_an_error_of_one_line(assignments, message):
     with pytest.raises(GreedyNASError) as error:
         load_config("imagenet", parse_assignments(assignments))
     assert message in str(error.value)

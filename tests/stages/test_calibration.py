@@ -1,4 +1,4 @@
-"""int8 files: the ranges of their activations are those of the training images."""
+"""Tests of the int8 calibration: the ranges of the activations are those of the training images."""
 
 import numpy as np
 import onnx
@@ -16,13 +16,13 @@ from tests.helpers.pictures import opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Lowest and highest pixel. The ranges do not overlap much: statistics of another set would show.
+# Lowest and highest pixel. The ranges barely overlap, so statistics of another set would be noticed.
 RANGES = {"train": (70, 190), "val": (0, 120), "test": (20, 255)}
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A run with an exported network; its training images have other pixels than those of validation and test."""
+    """Export a network of a run whose training images have other pixels than its validation and test images."""
     folder = tmp_path_factory.mktemp("calibration")
     rng = np.random.default_rng(0)
     for split, (low, high) in RANGES.items():
@@ -41,7 +41,7 @@ def exported(tmp_path_factory):
 
 
 def ranges(model):
-    """What each quantised activation can hold: (lowest, highest, width of a step) by its name."""
+    """Return the range of each quantised activation by its name: (lowest, highest, width of a step)."""
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     found = {}
     for node in model.graph.node:
@@ -52,7 +52,7 @@ def ranges(model):
 
 
 def with_all_outputs(model, names):
-    """The model, with these activations among its outputs."""
+    """Return the model with these activations as additional outputs."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     known = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)

@@ -15,14 +15,15 @@ from greedynas import GreedyNASError, load_network, load_space
 from greedynas.data.datasets import open_data
 from greedynas.data.settings import DataSettings
 from greedynas.deploy import onnx_files
-from greedynas.deploy.formats import onnx_format
+from greedynas.deploy.formats import onnx_format, shared
 from greedynas.deploy.formats.onnx_format import OnnxFormat
 from greedynas.deploy.onnx_checks import open_session
 from greedynas.deploy.onnx_files import make_onnx, run_session
 from greedynas.runtime.files import write_json
 from greedynas.stages import export
-from greedynas.stages.export import export_stage, report_export
+from greedynas.stages.export import export_stage
 from greedynas.stages.export_files import finished_export
+from greedynas.stages.export_report import report_export
 from tests.helpers.exports import QUIET, make_run
 from tests.helpers.model_files import SE, SHUFFLE, make_card, save_trained, trained_network
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def run(exported, tmp_path):
-    """A copy of it to play with."""
+    """Copy the exported run, so that a test may change it."""
     return Path(shutil.copytree(exported, tmp_path / "run"))
 
 
@@ -43,7 +44,7 @@ def ops(model):
     return {node.op_type for node in model.graph.node}
 
 
-# What is in the files
+# Contents of the files
 
 
 def test_the_files_of_an_export(exported, photos):
@@ -80,7 +81,7 @@ def test_accuracies_are_those_of_the_files(exported, photos):
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.fp16.onnx", "model.int8.onnx"])
-def test_an_onnx_file_says_what_it_is(exported, name):
+def test_an_onnx_file_describes_itself(exported, name):
     file = exported / "models" / "best" / name
     model = onnx.load(file)
     onnx.checker.check_model(model, full_check=True)
@@ -89,14 +90,14 @@ def test_an_onnx_file_says_what_it_is(exported, name):
     (image,), (logits,) = session.get_inputs(), session.get_outputs()
     assert (image.name, image.type, image.shape[1:]) == ("images", "tensor(float)", [3, 8, 8])
     assert (logits.name, logits.type, logits.shape[1:]) == ("logits", "tensor(float)", [3])
-    assert isinstance(image.shape[0], str)  # any number of images
+    assert isinstance(image.shape[0], str)  # the batch size is free
     for count in (1, 5, 32):
         assert session.run(None, {"images": np.zeros((count, 3, 8, 8), np.float32)})[0].shape == (count, 3)
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["greedynas"]) == json.loads(make_card().model_dump_json(exclude_none=True))
     assert json.loads(about["classes"]) == ["a", "b", "c"]
-    for told in ("8-bit RGB", "8 x 8 pixels", "0.485, 0.456, 0.406", "0.229, 0.224, 0.225", "softmax"):
-        assert told in about["preprocessing"]
+    for text in ("8-bit RGB", "8 x 8 pixels", "0.485, 0.456, 0.406", "0.229, 0.224, 0.225", "softmax"):
+        assert text in about["preprocessing"]
     for left in (b"site-packages", str(Path.cwd()).encode(), b"stack_trace", b"pkg.torch"):
         assert left not in file.read_bytes()
 
@@ -118,11 +119,11 @@ def test_the_graphs_are_small_and_clean(exported):
 
 def test_preprocessing_in_words_for_grey_and_cropped_images():
     card = make_card(load_space("fashion"), class_names=tuple("abcdefghij"), crop_fraction=0.875)
-    told = onnx_files.preprocessing(card)
-    assert "8-bit grey" in told
-    assert "to 32 x 32 pixels" in told
-    assert "central 28 x 28" in told
-    assert "float32 (batch, 1, 28, 28)" in told
+    text = onnx_files.preprocessing(card)
+    assert "8-bit grey" in text
+    assert "to 32 x 32 pixels" in text
+    assert "central 28 x 28" in text
+    assert "float32 (batch, 1, 28, 28)" in text
 
 
 # ONNX Runtime and PyTorch
@@ -130,7 +131,7 @@ def test_preprocessing_in_words_for_grey_and_cropped_images():
 
 @pytest.fixture(scope="module")
 def fashion():
-    """100 real images, grey and in colours."""
+    """Return 100 real images in grey and in colour."""
     settings = DataSettings(source="fashion", workers=0)
     return {
         channels: open_data(settings, image_size=28, image_channels=channels, seed=0, device=torch.device("cpu"))
@@ -141,7 +142,7 @@ def fashion():
 
 
 def balance(classifier, logits):
-    """So that no class is the likeliest of all images, and most images have a clear one."""
+    """Shift the classifier so that no class dominates, and most images have a clear class."""
     scale = 3 / logits.std(0).mean()
     classifier.weight *= scale
     classifier.bias.copy_((classifier.bias - logits.mean(0)) * scale)
@@ -180,7 +181,7 @@ def test_onnx_runtime_and_pytorch_agree(fashion, space):
 def test_a_network_that_cannot_be_exported():
     class Undecided(torch.nn.Module):
         def forward(self, x):
-            return x if x.sum() > 0 else -x  # depends on the values: no graph can be traced
+            return x if x.sum() > 0 else -x  # depends on the values, so no graph can be traced
 
     with pytest.raises(GreedyNASError, match="PyTorch cannot export best to ONNX") as error:
         make_onnx(Undecided().eval(), make_card())
@@ -188,7 +189,7 @@ def test_a_network_that_cannot_be_exported():
 
 
 def with_classifier(file, scale):
-    """The model of a file with other weights of its classifier."""
+    """Return the model of a file with other weights in its classifier."""
     model = onnx.load(file)
     weights = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [3, 16])
     changed = scale * onnx.numpy_helper.to_array(weights)
@@ -198,14 +199,14 @@ def with_classifier(file, scale):
 
 def test_a_file_that_differs_from_pytorch_is_not_written(run, monkeypatch):
     other = with_classifier(run / "model.onnx", 1.01)
-    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: other)
+    monkeypatch.setattr(shared, "make_onnx", lambda *_: other)
     (run / "models" / "best" / "export.json").unlink()
     with pytest.raises(GreedyNASError, match=r"differs from PyTorch by 0\.0\d+ .*is not written"):
         export_stage(run, QUIET)
     assert not list(run.rglob("*.onnx"))
 
 
-# Again, and interrupted
+# Repeated and interrupted exports
 
 
 def test_a_finished_export_is_not_repeated(run, monkeypatch):
@@ -240,7 +241,7 @@ def test_an_interrupted_export_ends_with_the_same_files(run, monkeypatch):
     (home / "export.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(export, "accuracies", stop)
-        patch.setattr(onnx_format, "make_onnx", lambda *_: onnx.load_from_string(whole["model.onnx"]))
+        patch.setattr(shared, "make_onnx", lambda *_: onnx.load_from_string(whole["model.onnx"]))
         with pytest.raises(KeyboardInterrupt):
             export_stage(run, QUIET)
     assert not (home / "export.json").exists()
@@ -270,11 +271,11 @@ def test_one_format(photos, tmp_path, monkeypatch):
     assert not (run / "model.onnx").exists()
     monkeypatch.setattr(export, "write_files", lambda *arguments: pytest.fail(f"asked for {arguments[4]}"))
     export_stage(run, QUIET, formats=["safetensors"])
-    with pytest.raises(pytest.fail.Exception, match="'onnx', 'safetensors'"):  # what was there stays
+    with pytest.raises(pytest.fail.Exception, match="'onnx', 'safetensors'"):  # earlier files stay
         export_stage(run, QUIET, formats=["onnx"])
 
 
-# What goes wrong
+# Errors
 
 
 def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
@@ -285,13 +286,13 @@ def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
         raise RuntimeError("no instruction\nfor this")
 
     model = onnx.load(run / "model.onnx")
-    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: model)
+    monkeypatch.setattr(shared, "make_onnx", lambda *_: model)
     monkeypatch.setattr(onnx_format, "to_int8", watch)
     (run / "models" / "best" / "export.json").unlink()
     result = export_stage(run, QUIET, data=data)
     training = {image.numpy().tobytes() for image in data.train.eval_batch()[0].contiguous()}
     assert set(seen) == training
-    # The precision that failed is told in one line, and the others are there.
+    # The precision that failed is reported in one line, and the other files exist.
     assert result["skipped"] == [{"file": "model.int8.onnx", "why": "no instruction for this"}]
     assert [entry["file"] for entry in result["files"]] == ["model.onnx", "model.fp16.onnx", "model.safetensors"]
     assert not (run / "models" / "best" / "model.int8.onnx").exists()
@@ -305,18 +306,18 @@ def test_int8_is_calibrated_on_training_images(run, data, monkeypatch):
     assert "left out: model.int8.onnx (no instruction for this)" in console.file.getvalue()
 
 
-def test_results_that_are_not_finite_are_left_out(exported, data, monkeypatch, tmp_path):
+def test_files_with_outputs_that_are_not_finite_are_left_out(exported, data, monkeypatch, tmp_path):
     model, broken = onnx.load(exported / "model.onnx"), with_classifier(exported / "model.onnx", np.inf)
-    monkeypatch.setattr(onnx_format, "make_onnx", lambda *_: model)
+    monkeypatch.setattr(shared, "make_onnx", lambda *_: model)
     monkeypatch.setattr(onnx_format, "to_fp16", lambda *_: broken)
     made, skipped = export.convert(tmp_path, OnnxFormat(), load_network(exported)[0], make_card(), data.train)
     assert [one.precision for one in made] == ["fp32", "int8"]
-    assert skipped == {"model.fp16.onnx": "its results are not finite"}
+    assert skipped == {"model.fp16.onnx": "its outputs are not finite"}
     assert not (tmp_path / "model.fp16.onnx").exists()
 
 
 def test_the_root_logger_is_left_alone(exported, data, monkeypatch, capsys, tmp_path):
-    """A handler there would repeat all that greedynas logs on the terminal."""
+    """Check that no handler is added to the root logger, where it would print every message of greedynas."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     _, skipped = export.convert(tmp_path, OnnxFormat(), load_network(exported)[0], make_card(), data.train)
@@ -333,7 +334,9 @@ def test_wrong_input(exported, photos, tmp_path):
     with pytest.raises(GreedyNASError, match="not a run directory"):
         export_stage(tmp_path, QUIET)
     run = make_run(tmp_path / "run", photos, make_card(class_names=("a", "b", "d")))
-    with pytest.raises(GreedyNASError, match=r"was trained for 3 classes \(a, b, d…\), the data has 3 \(a, b, c…\)"):
+    with pytest.raises(
+        GreedyNASError, match=r"was trained for 3 classes \(a, b, d…\), but the data has 3 \(a, b, c…\)"
+    ):
         export_stage(run, QUIET)
     (run / "models" / "best" / "model.safetensors").unlink()
     with pytest.raises(GreedyNASError, match="has no trained network 'best'; train it with greedynas retrain"):
@@ -352,6 +355,6 @@ def test_another_network_does_not_replace_the_chosen_one(run, data):
 def test_the_report(exported):
     console = Console(file=io.StringIO(), width=140)
     report_export(json.loads((exported / "models" / "best" / "export.json").read_text()), exported, console)
-    told = console.file.getvalue()
+    text = console.file.getvalue()
     for part in ("model.int8.onnx", "fp16", "top-1", "latency", "6 test images", "agree within"):
-        assert part in told
+        assert part in text

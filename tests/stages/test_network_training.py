@@ -1,4 +1,4 @@
-"""What changes from step to step of a retraining, seen from inside the network while it is trained."""
+"""Tests of the retraining loop, observed step by step from inside of the network."""
 
 import json
 from copy import deepcopy
@@ -10,17 +10,17 @@ from PIL import Image
 from rich.console import Console
 
 from greedynas import GreedyNASError, build_network
-from greedynas.data.transforms import denormalised
-from greedynas.models.losses import classification_loss
+from greedynas.models.losses import classification_loss, distillation_loss, teacher_logits
 from greedynas.models.model_file import load_network
 from greedynas.runtime.parallel import ranks
 from greedynas.runtime.rng import torch_stream
 from greedynas.settings.schema import Config, RetrainSettings
 from greedynas.stages import network_training
-from greedynas.stages.network_training import RetrainState, distillation_loss, retrain
+from greedynas.stages.network_training import RetrainState, retrain
 from greedynas.stages.recipes import make_optimizer, make_recipe, make_schedule
 from greedynas.stages.retrain import retrain_stage
 from greedynas.stages.run import Run
+from greedynas.stages.testing import predict_logits, top_accuracy
 from tests.helpers.pictures import opened
 from tests.helpers.training import tiny_space
 
@@ -33,7 +33,7 @@ def new_network(classes, dropout=0.0):
 
 
 def plain_colours(folder, counts):
-    """An image folder in which all pictures of a class have one colour: 0 for the first class, 255 for the last."""
+    """Write an image folder with pictures of one colour per class: 0 for the first class, 255 for the last."""
     for level, (name, count) in zip(np.linspace(0, 255, len(counts)), counts.items(), strict=True):
         (folder / name).mkdir(parents=True)
         for i in range(count):
@@ -45,13 +45,13 @@ def recipe_of(**settings):
     return make_recipe(RetrainSettings(**{"epochs": 3, "batch_size": 8, "lr": 0.2, "dropout": 0, **settings}))
 
 
-def test_dropout_drops_other_features_at_every_step(data):
+def test_dropout_drops_different_features_at_every_step(data):
     network, kept = new_network(3, dropout=0.5), []
     network.dropout.register_forward_hook(lambda _, inputs, output: kept.append((inputs[0] != 0, output != 0)))
     retrain(network, data.train, recipe_of(dropout=0.5, batch_size=14))
     assert len(kept) == 9  # three steps an epoch
     assert all(0.3 < after[before].float().mean() < 0.7 for before, after in kept)
-    # Masks of two steps agree on half of the features that were not 0 in both, not on all of them.
+    # The masks of two steps agree on half of the features that were not 0 in both steps, not on all of them.
     for i, (before, after) in enumerate(kept):
         for earlier_before, earlier_after in kept[:i]:
             both = before & earlier_before
@@ -59,15 +59,15 @@ def test_dropout_drops_other_features_at_every_step(data):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_images_are_mixed_in_other_shares_at_every_step(tmp_path, steps):
-    """Of black and white images a mixture has two more greys: its share, and one minus that."""
+def test_images_are_mixed_in_different_shares_at_every_step(tmp_path, steps):
+    """Check the two greys of a mixture of black and white images: its share, and one minus the share."""
     images = opened(
         plain_colours(tmp_path, {"black": 10, "white": 10}), 8, 3, val_images=2, test_images=2, augment="none"
     )
     network, shares = new_network(2), []
 
     def look(_, arguments):
-        greys = denormalised(arguments[0])[:, 0, 0, 0].unique().tolist()
+        greys = images.train.view.pixels(arguments[0])[:, 0, 0, 0].unique().tolist()
         assert set(greys) - {0, 255}
         shares.append(min(set(greys) - {0, 255}))
 
@@ -79,7 +79,7 @@ def test_images_are_mixed_in_other_shares_at_every_step(tmp_path, steps):
 
 @pytest.mark.parametrize("weights", ["none", "balanced"])
 def test_class_weights_of_the_run_enter_its_retrainings(tmp_path, weights):
-    """Where all images are the same, a network can learn nothing but how much each class counts."""
+    """Check training on equal images, from which a network can learn only the weights of the classes."""
     for split, counts in {"train": (34, 6), "val": (2, 2), "test": (2, 2)}.items():
         for name, count in zip(("often", "rare"), counts, strict=True):
             folder = tmp_path / "data" / split / name
@@ -102,7 +102,7 @@ def test_class_weights_of_the_run_enter_its_retrainings(tmp_path, weights):
 def test_a_student_learns_from_labels_and_teacher_by_the_share_of_each(data):
     recipe, images = recipe_of(epochs=2, teacher_weight=0.3, temperature=2.0, label_smoothing=0.1), data.train
     network, teacher = new_network(3), new_network(3).eval().requires_grad_(False)
-    teacher.classifier.weight.data *= 30  # sure of what it says
+    teacher.classifier.weight.data *= 30  # a confident teacher
     by_hand = deepcopy(network).train()
     found, state = retrain(network, images, recipe, teacher=teacher)
     optimizer, steps = make_optimizer(by_hand, recipe), images.steps_per_epoch(8)
@@ -111,19 +111,19 @@ def test_a_student_learns_from_labels_and_teacher_by_the_share_of_each(data):
         batch, labels = list(images.train_batches(step // steps, 8))[step % steps]
         schedule.step_update(step)
         logits = by_hand(batch)
-        told, taught = (
+        labelled, taught = (
             classification_loss(logits, labels, None, 0.1),
-            distillation_loss(logits, teacher, batch, recipe, "fp32"),
+            distillation_loss(logits, teacher_logits(teacher, batch, "fp32"), 2.0),
         )
         optimizer.zero_grad()
-        (0.7 * told + 0.3 * taught).backward()
+        (0.7 * labelled + 0.3 * taught).backward()
         optimizer.step()
     assert state.step == 2 * steps
     for name, tensor in by_hand.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], tensor, msg=name)
 
 
-def test_student_and_teacher_run_in_the_precision_asked_for(data):
+def test_student_and_teacher_run_in_the_requested_precision(data):
     networks, seen = [new_network(3), new_network(3).eval()], []
     for network in networks:
         network.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
@@ -135,7 +135,7 @@ def test_student_and_teacher_run_in_the_precision_asked_for(data):
     assert seen == [True] * half + [False] * half
 
 
-def test_of_an_odd_batch_the_last_image_has_no_partner_to_mix_with(data):
+def test_the_last_image_of_an_odd_batch_has_no_partner_to_mix_with(data):
     seen = 0
     network = new_network(3)
 
@@ -150,7 +150,7 @@ def test_of_an_odd_batch_the_last_image_has_no_partner_to_mix_with(data):
         assert state.optimization_images == seen == state.step * batch
 
 
-def test_a_training_is_that_of_seed_0_where_none_is_given(data):
+def test_the_default_seed_of_a_training_is_0(data):
     start = new_network(3)
     (first, _), (second, state), (other, _) = (
         retrain(deepcopy(start), data.train, recipe_of(epochs=1), **seed) for seed in ({}, {"seed": 0}, {"seed": 1})
@@ -170,7 +170,7 @@ def test_dropout_is_seeded_where_the_images_are(data, monkeypatch):
     assert devices == [torch.device("cpu")] * state.step
 
 
-def test_several_ranks_need_two_images_each_and_share_statistics_only_if_asked(data, monkeypatch):
+def test_several_ranks_need_two_images_each_and_share_statistics_only_on_request(data, monkeypatch):
     synchronised = []
     monkeypatch.setattr(network_training, "synchronise", synchronised.append)
     network = new_network(3)
@@ -184,10 +184,10 @@ def test_several_ranks_need_two_images_each_and_share_statistics_only_if_asked(d
 
 
 class Killed(BaseException):
-    """As if by kill -9: nothing catches it."""
+    """An exception that is not caught, like kill -9."""
 
 
-def test_killed_between_the_last_step_of_an_epoch_and_its_line_of_metrics(data, tmp_path, monkeypatch):
+def test_a_training_killed_between_the_last_step_of_an_epoch_and_its_metrics_is_resumed(data, tmp_path, monkeypatch):
     def lines(folder):
         retrain(new_network(3), data.train, recipe_of(checkpoint_steps=1), folder=folder)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -215,9 +215,9 @@ def test_images_are_augmented_as_the_recipe_says(data):
     assert not torch.equal(seen[0], next(iter(plain.train_batches(0, 8)))[0])
 
 
-def test_every_rank_begins_with_the_same_weights_and_drops_features_of_its_own(data, monkeypatch):
+def test_every_rank_starts_with_the_same_weights_and_drops_its_own_features(data, monkeypatch):
     begun, keys, real = [], [], network_training.seeded_generators
-    monkeypatch.setattr(network_training, "same_weights", begun.append)
+    monkeypatch.setattr(network_training, "broadcast_weights", begun.append)
     monkeypatch.setattr(
         network_training, "seeded_generators", lambda *key, **options: keys.append(key) or real(*key, **options)
     )
@@ -238,12 +238,24 @@ def test_a_network_in_evaluation_mode_is_trained_like_any_other(data):
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
 
 
-def test_progress_is_out_of_all_steps():
+def test_progress_is_shown_relative_to_all_steps():
     recipe = recipe_of(epochs=3)
     optimizer = make_optimizer(new_network(3), recipe)
     schedule = make_schedule(optimizer, recipe, 5)
     with network_training.RetrainJournal(
         None, RetrainState(step=4), recipe, 5, optimizer, schedule, "retraining", None
     ) as journal:
-        (task,) = journal._progress.tasks
-    assert (task.completed, task.total) == (4, 15)
+        progress = journal._progress
+    assert (progress.done, progress.total) == (4, 15)
+
+
+def test_a_validation_changes_no_weight_and_gives_an_accuracy_after_every_epoch(data, tmp_path):
+    recipe = recipe_of(epochs=3, ema=0.9, dropout=0.2)
+    one, _ = retrain(new_network(3), data.train, recipe, folder=tmp_path / "one", validation=data.val)
+    other, _ = retrain(new_network(3), data.train, recipe, folder=tmp_path / "other")
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+    rows = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [row["val_accuracy"] for row in rows if row["kind"] == "epoch"]
+    assert len(accuracies) == 3
+    assert accuracies[-1] == top_accuracy(*predict_logits(one, data.val))
+    assert "val_accuracy" not in (tmp_path / "other" / "metrics.jsonl").read_text()

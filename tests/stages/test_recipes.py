@@ -1,4 +1,4 @@
-"""The two recipes of the paper, as numbers."""
+"""Tests of the numbers of the paper's two recipes."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_the_numbers_of_rmsprop():
     recipe = recipe_of("rmsprop")
     assert (recipe.epochs, recipe.batch_size, recipe.lr, recipe.momentum) == (350, 512, 0.064, 0.9)
     assert (recipe.eps, recipe.weight_decay, recipe.ema, recipe.dropout) == (1e-3, 1e-5, 0.999, 0.2)
-    # By step from 0 to 0.064 in five epochs, then 0.97 for every three epochs since epoch 0.
+    # From 0 to 0.064 by step in five epochs, then times 0.97 for every three epochs since epoch 0.
     found = learning_rates(recipe, [0, 0.01, 1, 2.5, 4.99, 5, 5.99, 6, 8.99, 9, 150, 349])
     decayed = [0.06208, 0.06208, 0.0602176, 0.0602176, 0.058411072, 0.0139561840, 0.0018693953]
     assert found == pytest.approx([0, 0.000128, 0.0128, 0.032, 0.063872, *decayed])
@@ -94,7 +94,7 @@ def test_weight_decay_spares_batchnorm_and_biases(name, decay):
     }
 
 
-def test_everything_in_a_recipe_can_be_set():
+def test_every_number_of_a_recipe_can_be_set():
     changes = {"epochs": 7, "batch_size": 512, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "label_smoothing": 0.2}
     changes |= {"dropout": 0.3, "ema": 0.9, "warmup_epochs": 1, "eps": 0.1, "decay_rate": 0.5, "decay_epochs": 2}
     changes |= {"clip_grad": 2, "mixup": 0.2, "cutmix": 1, "erasing": 0.25, "randaugment": "rand-m9-mstd0.5"}
@@ -104,7 +104,7 @@ def test_everything_in_a_recipe_can_be_set():
 
 
 def test_a_short_training_has_a_short_warmup():
-    """At most a fifth of all epochs; a cosine follows it down to 0."""
+    """Check that the warm-up takes at most a fifth of all epochs, and that the cosine then ends at 0."""
     recipe = recipe_of("rmsprop", epochs=10)
     assert recipe.warmup_epochs == 2
     assert learning_rates(recipe, [0, 1, 2, 3]) == pytest.approx([0, 0.032, 0.064, 0.06208])
@@ -123,7 +123,7 @@ def test_settings_of_the_other_recipe_are_refused():
         recipe_of("sgd", randaugment="rand-m9-foo")
 
 
-# Those of plugins
+# Recipes of plugins
 
 
 def adamw(net, recipe):
@@ -138,7 +138,7 @@ def test_a_recipe_of_a_plugin_has_its_own_numbers():
         recipe = recipe_of("adamw", batch_size=128, weight_decay=0.1, dropout=0.3)
         assert (recipe.name, recipe.epochs, recipe.lr, recipe.eps) == ("adamw", 20, 2e-3, 1e-8)
         assert (recipe.weight_decay, recipe.dropout) == (0.1, 0.3)
-        assert (recipe.label_smoothing, recipe.ema) == (0, 0)  # off, where it says nothing
+        assert (recipe.label_smoothing, recipe.ema) == (0, 0)  # off by default
         assert (recipe.momentum, recipe.warmup_epochs, recipe.decay_rate) == (None, None, None)
         assert type(make_optimizer(network(), recipe)) is torch.optim.AdamW
         assert learning_rates(recipe, [0, 10]) == pytest.approx([2e-3, 1e-3])
@@ -166,7 +166,7 @@ def test_numbers_that_a_recipe_does_not_have_are_refused(key, owners):
         assert str(error.value) == f"retrain.{key} is a setting of {owners}; the recipe is adamw"
 
 
-def test_parts_of_the_recipes_can_be_used_again():
+def test_parts_of_the_recipes_can_be_reused():
     bare = Recipe({"epochs": 10, "batch_size": 32, "lr": 0.1}, sgd_optimizer, cosine_schedule)
     with registered(RECIPES, bare=bare):
         group = make_optimizer(network(), recipe_of("bare")).param_groups[0]
@@ -174,14 +174,14 @@ def test_parts_of_the_recipes_can_be_used_again():
 
 
 def test_unknown_recipes_are_refused_with_a_list():
-    told = "unknown recipe 'adam'(?: .did you mean 'adamw'..)?; known: sgd, rmsprop{}"
-    with pytest.raises(GreedyNASError, match=told.format(r" \(those of a plugin need --plugin MODULE\)$")):
+    text = "unknown recipe 'adam'(?: .did you mean 'adamw'..)?; known: sgd, rmsprop, finetune{}"
+    with pytest.raises(GreedyNASError, match=text.format(r" \(those of a plugin need --plugin MODULE\)$")):
         load_preset("fashion", {"retrain.recipe": "adam"})
-    with registered(RECIPES, adamw=ADAMW), pytest.raises(GreedyNASError, match="^" + told.format(", adamw")):
+    with registered(RECIPES, adamw=ADAMW), pytest.raises(GreedyNASError, match="^" + text.format(", adamw")):
         changed_section(load_preset("fashion"), "retrain", {"recipe": "adam"})
 
 
-def test_recipes_without_what_they_need():
+def test_recipes_without_required_numbers_are_refused():
     with pytest.raises(GreedyNASError, match="a recipe needs a default for batch_size, lr"):
         Recipe({"epochs": 1}, adamw, cosine_schedule)
     with pytest.raises(GreedyNASError, match="unknown number of a recipe 'learning_rate'"):

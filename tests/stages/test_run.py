@@ -17,6 +17,7 @@ from greedynas import GreedyNASError, load_space
 from greedynas.data.settings import DataSettings
 from greedynas.greedy.settings import TrainSettings
 from greedynas.jobs.resolving import load_config
+from greedynas.runtime.cpu.allocator import keep_freed_memory
 from greedynas.settings.experiments import EXPERIMENTS
 from greedynas.settings.loading import all_keys, preset_names
 from greedynas.settings.schema import Config
@@ -36,8 +37,8 @@ def changed(**changes):
 # The configuration
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name != "auto"])  # that one needs data
-def test_the_configuration_is_complete_and_comes_back(tmp_path, name):
+@pytest.mark.parametrize("name", [name for name in preset_names() if name != "auto"])  # auto needs data
+def test_the_configuration_is_complete_and_is_read_back(tmp_path, name):
     config = load_config(name, {"image_size": 64, "val_images": 0.25, "warmup": 0.5, "clip_grad": 1, "seed": 2**62})
     with Run.start(tmp_path / "new" / "run", config) as run:
         assert run.config() == config
@@ -66,8 +67,8 @@ def test_other_settings_are_refused_with_a_list_and_nothing_is_overwritten(tmp_p
     handlers = list(logging.getLogger("greedynas").handlers)
     with pytest.raises(GreedyNASError) as error:
         Run.start(tmp_path, other)
-    for told in ("seed is 0 there, 7 here", "train.lr is 0.12 there, 0.5 here", "train.m is 10 there, 20 here"):
-        assert told in str(error.value)
+    for message in ("seed is 0 there, 7 here", "train.lr is 0.12 there, 0.5 here", "train.m is 10 there, 20 here"):
+        assert message in str(error.value)
     assert "data.flip is True there, False here" in str(error.value)
     assert "train.k" not in str(error.value)
     assert "\n" not in str(error.value)
@@ -75,11 +76,11 @@ def test_other_settings_are_refused_with_a_list_and_nothing_is_overwritten(tmp_p
     assert logging.getLogger("greedynas").handlers == handlers
     with pytest.raises(GreedyNASError, match=r"space\.name is 'macro' there, 'fashion' here"):
         Run.start(tmp_path, changed(space=load_space("fashion")))
-    with Run.start(tmp_path, CONFIG):  # the refused ones hold no lock, and the same settings go on
+    with Run.start(tmp_path, CONFIG):  # a refused start holds no lock, and the same settings resume the run
         pass
 
 
-def test_settings_that_change_nothing_may_change(tmp_path):
+def test_settings_that_do_not_affect_results_may_change(tmp_path):
     with Run.start(tmp_path, CONFIG):
         pass
     train = TrainSettings(checkpoint_minutes=1, checkpoint_steps=7)
@@ -90,7 +91,7 @@ def test_settings_that_change_nothing_may_change(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("schema", "versions", "told"),
+    ("schema", "versions", "message"),
     [
         ("1", "{greedynas: 0.1.0}", "was made by greedynas 0.1.0,"),
         ("99", "{greedynas: 7.5.0}", "was made by greedynas 7.5.0,"),
@@ -99,7 +100,7 @@ def test_settings_that_change_nothing_may_change(tmp_path):
         ("null", "null", "was made by greedynas of another version,"),
     ],
 )
-def test_a_run_of_another_schema_is_refused_with_the_version_that_can(tmp_path, schema, versions, told):
+def test_a_run_of_another_schema_is_refused_with_the_version_that_can_read_it(tmp_path, schema, versions, message):
     with Run.start(tmp_path, CONFIG):
         pass
     file = tmp_path / "config.yaml"
@@ -110,10 +111,10 @@ def test_a_run_of_another_schema_is_refused_with_the_version_that_can(tmp_path, 
     )
     before = content(tmp_path)
     for open_run in (lambda: Run.start(tmp_path, CONFIG), lambda: Run.open(tmp_path), lambda: read_config(tmp_path)):
-        with pytest.raises(GreedyNASError, match=re.escape(told)) as error:
+        with pytest.raises(GreedyNASError, match=re.escape(message)) as error:
             open_run()
         assert str(error.value).startswith(f"{tmp_path} was made by")
-        assert "use that version, or begin the run anew in another --out" in str(error.value)
+        assert "use that version, or start a new run in another --out" in str(error.value)
         assert "\n" not in str(error.value)
         assert content(tmp_path) == before
 
@@ -132,7 +133,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     assert (tmp_path / "photo.png").read_bytes() == b"precious"
 
 
-def test_what_a_crash_at_the_start_leaves_is_no_obstacle(tmp_path):
+def test_files_of_a_crash_at_the_start_are_no_obstacle(tmp_path):
     for name in (".lock", "log.txt", "config.yaml.tmp"):
         (tmp_path / name).write_text("half")
     with Run.start(tmp_path, CONFIG) as run:
@@ -155,7 +156,7 @@ def test_the_log_is_kept(tmp_path):
 
 
 def holder(folder):
-    """Another process that has the run open, and a worker process of its own: their ids."""
+    """Start another process that has the run open and a worker process of its own, and return their ids."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -203,7 +204,7 @@ def steps_of(run):
     return [int(file.name.split("-")[1]) for file in run.checkpoints()]
 
 
-def test_the_last_two_checkpoints_are_kept_and_come_back(tmp_path):
+def test_the_last_two_checkpoints_are_kept_and_are_read_back(tmp_path):
     with Run.start(tmp_path, CONFIG) as run:
         assert run.load_checkpoint() is None
         assert run.checkpoints() == []
@@ -219,8 +220,8 @@ def test_the_last_two_checkpoints_are_kept_and_come_back(tmp_path):
 
 
 def test_a_second_checkpoint_of_the_same_step_replaces_the_first(tmp_path):
-    """The last step's, and then the one that says that training is finished: which of them is newer must be clear."""
-    for i in range(20):  # names end with a digest, so order by name alone would be right half of the time
+    """Check that the checkpoint of the finished training counts as newer than that of the last step."""
+    for i in range(20):  # names end with a digest, so the order of names would be right only half of the time
         with Run.start(tmp_path / str(i), CONFIG) as run:
             fill(run, 5, 10)
             run.save_checkpoint(10, {"a": torch.ones(2)}, {"step": 10, "stopped": f"done {i}"})
@@ -228,8 +229,9 @@ def test_a_second_checkpoint_of_the_same_step_replaces_the_first(tmp_path):
             assert run.load_checkpoint()[1]["stopped"] == f"done {i}"
 
 
-def test_a_finished_run_is_left_alone(data, tmp_path):
+def test_a_finished_run_is_unchanged(data, tmp_path):
     settings = {"checkpoint_steps": 4, "max_epochs": 2}
+    keep_freed_memory()  # a run notes how its process allocates memory, which the first training would change
     with new_run(tmp_path, **settings) as run:
         _, first = train(data, run=run, **settings)
     before = content(tmp_path)
@@ -258,7 +260,7 @@ def test_nothing_in_a_run_is_executed_when_it_is_loaded(data, tmp_path, monkeypa
     with Run.open(tmp_path) as run:
         tensors, state = run.load_checkpoint()
         newest = run.checkpoints()[0]
-    with safe_open(newest, framework="pt") as file:  # by safetensors alone, as others would read it
+    with safe_open(newest, framework="pt") as file:  # by safetensors alone, as other programs would read it
         assert json.loads(file.metadata()["state"]) == state
         names = set(file.keys())
     net = new_net()
@@ -275,7 +277,7 @@ def test_nothing_in_a_run_is_executed_when_it_is_loaded(data, tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def two_checkpoints(tmp_path_factory):
-    """A run with the checkpoints of steps 1 and 2."""
+    """Make a run with the checkpoints of steps 1 and 2."""
     with Run.start(tmp_path_factory.mktemp("damage"), CONFIG) as run:
         fill(run, 1, 2)
         yield run
@@ -298,7 +300,7 @@ def test_a_flipped_bit_anywhere_is_noticed(two_checkpoints, data):
 
 @pytest.mark.parametrize("spoil", [lambda b: b[:-1], lambda b: b[: len(b) // 2], lambda b: b[:7], lambda b: b"",
                                    lambda b: b + b"\0", lambda b: b"\0" * len(b)])  # fmt: skip
-def test_a_damaged_checkpoint_falls_back_and_says_so(two_checkpoints, spoil, caplog):
+def test_a_damaged_checkpoint_falls_back_to_the_earlier_one_with_a_warning(two_checkpoints, spoil, caplog):
     newest, other = two_checkpoints.checkpoints()
     whole, older = newest.read_bytes(), other.read_bytes()
     try:
@@ -307,18 +309,18 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(two_checkpoints, spoil, cap
             assert two_checkpoints.load_checkpoint()[1]["step"] == 1
         (record,) = caplog.records
         assert f"checkpoint {newest.name} is damaged" in record.getMessage()
-        assert "going back to the one before" in record.getMessage()
+        assert "going back to the previous one" in record.getMessage()
         other.write_bytes(spoil(older))
         with caplog.at_level(logging.WARNING, "greedynas"):
             assert two_checkpoints.load_checkpoint() is None
-        assert "no checkpoint is whole; starting from the beginning" in caplog.text
-        assert "no checkpoint is whole" in (two_checkpoints.folder / "log.txt").read_text()
+        assert "no checkpoint is intact; starting from the beginning" in caplog.text
+        assert "no checkpoint is intact" in (two_checkpoints.folder / "log.txt").read_text()
     finally:
         newest.write_bytes(whole)
         other.write_bytes(older)
 
 
-def test_a_checkpoint_under_another_name_is_not_believed(two_checkpoints, caplog):
+def test_a_renamed_checkpoint_is_not_trusted(two_checkpoints, caplog):
     newest, other = two_checkpoints.checkpoints()
     imposter = newest.with_name(newest.name.replace("step-000000002", "step-000000003"))
     imposter.write_bytes(other.read_bytes())
@@ -330,7 +332,7 @@ def test_a_checkpoint_under_another_name_is_not_believed(two_checkpoints, caplog
 
 
 @pytest.mark.parametrize("next_step", [8, 10, 12])
-def test_damaged_checkpoints_do_not_crowd_out_whole_ones(tmp_path, next_step):
+def test_damaged_checkpoints_do_not_displace_whole_ones(tmp_path, next_step):
     with Run.start(tmp_path, CONFIG) as run:
         fill(run, 5, 10)
         run.checkpoints()[0].write_bytes(b"")
@@ -356,7 +358,7 @@ def test_stray_temporary_files_are_ignored_and_cleaned(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_training_goes_on_after_damage_as_if_nothing_had_happened(data, tmp_path, damaged, caplog):
+def test_training_resumes_exactly_after_damage(data, tmp_path, damaged, caplog):
     settings = {"checkpoint_steps": 5, "max_epochs": 3}
     results = []
     for folder, damage in ((tmp_path / "whole", 0), (tmp_path / "damaged", damaged)):

@@ -1,4 +1,4 @@
-"""Searches on a run directory, by the command line, on a tiny but really trained supernet."""
+"""Tests of searches by the command line, on a run directory with a small trained supernet."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ SMALL = ["--set", "population=6", "--set", "generations=4"]
 
 @pytest.fixture(scope="module")
 def trained(photos, tmp_path_factory):
-    """A finished run; tests search in copies of it."""
+    """Make a finished run, in copies of which the tests search."""
     from greedynas.settings.schema import Config
     from greedynas.stages.train import train_stage
 
@@ -72,10 +72,10 @@ def test_a_search_under_a_budget(run_cli, run):
     feasible = [entry["path"] for entry in pool if space.costs([entry["path"]]).macs[0] <= 60_000]
     assert result["from_pool"] == min(len(feasible), 6)
     assert [list(path) for path in paths[: result["from_pool"]]] == feasible[:6]
-    assert f"{result['from_pool']} of the first generation from the pool" in (run / "log.txt").read_text()
+    assert f"{result['from_pool']} paths of the first generation from the pool" in (run / "log.txt").read_text()
 
 
-def test_a_score_that_is_part_additive_model(run_cli, run):
+def test_a_score_that_is_partly_an_additive_model(run_cli, run):
     assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
     config = run / "config.yaml"
     assert "experimental: {}" in config.read_text()
@@ -94,15 +94,29 @@ def test_a_score_that_is_part_additive_model(run_cli, run):
     assert (chosen["path"], chosen["supernet_accuracy"]) == (best["path"], best["accuracy"])
     assert chosen["score"] == pytest.approx(scores.max())
     assert best["path"] in [entry["path"] for entry in steady["front"]]
-    # What `retrain --top` tries next are the next best by score.
+    # The next candidates of `retrain --top` are the next best ones by score.
     targets = found_targets(run, choose_target(run, read_run_config(run), "steady", None, None, None))
     found = {tuple(entry["path"]): entry["score"] for entry in steady["found"]}
     order = [found[target.path] for target in targets]
     assert order == sorted(order, reverse=True)
 
 
+def test_a_second_opinion_reorders_the_same_paths(run_cli, run):
+    assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("experimental: {}", "experimental: {second_opinion: 0.5}"))
+    for _ in range(2):  # the second time it is read, not evaluated
+        code, _, err = run_cli("search", run, "--flops", "60K", "--name", "asked", "--set", "tolerance=0", *SMALL)
+        assert (code, err) == (0, "")
+    plain, asked = search_of(run, "macs-60K"), search_of(run, "asked")
+    assert [(e["path"], e["accuracy"]) for e in asked["found"]] == [(e["path"], e["accuracy"]) for e in plain["found"]]
+    assert {entry["score"] for entry in asked["found"]} <= {entry["accuracy"] for entry in plain["found"]}
+    assert [e["score"] for e in asked["found"]] != [e["accuracy"] for e in asked["found"]]
+    assert asked["chosen"]["score"] == max(entry["score"] for entry in asked["found"])
+
+
 def test_validation_images_of_all_classes_share_batchnorm_statistics(data):
-    """Every third image goes into one chunk of four: the images lie class by class, and one class alone says nothing."""
+    """Check that every third image goes into one chunk of four, although the images are ordered by class."""
     assert data.val.labels.tolist() == sorted(data.val.labels.tolist())
     net = new_net()
     paths = list(itertools.product(range(3), repeat=4))[::4]
@@ -111,7 +125,7 @@ def test_validation_images_of_all_classes_share_batchnorm_statistics(data):
     rows = torch.arange(12)
 
     def plainly(chunks):
-        """Accuracies of one path after another, as networks of their own whose BatchNorm goes by the chunk."""
+        """Return accuracies path by path, each of a separate network whose BatchNorm uses the statistics of a chunk."""
         networks = [net.subnet(path).train() for path in paths]
         with torch.no_grad():
             hits = [[network(images[chunk]).argmax(1) == labels[chunk] for chunk in chunks] for network in networks]
@@ -120,18 +134,22 @@ def test_validation_images_of_all_classes_share_batchnorm_statistics(data):
     interleaved, contiguous = plainly([rows[first::3] for first in range(3)]), plainly(rows.split(4))
     assert evaluate(paths) == pytest.approx(interleaved)
     differ = ~np.isclose(interleaved, contiguous)
-    assert differ.mean() > 0.5  # else nothing is tested
+    assert differ.mean() > 0.5  # otherwise nothing is tested
 
 
-# Which network is chosen
+# The choice of the network
 
 CHEAP, MIDDLE, FULL = (0, 0, 0, 0), (0, 1, 0, 1), (2, 2, 2, 2)
-ACCURACY = {CHEAP: 0.75, MIDDLE: 9.5 / 12, FULL: 10 / 12}  # of 12 images the standard error is about one and a half
+ACCURACY = {
+    CHEAP: 0.75,
+    MIDDLE: 9.5 / 12,
+    FULL: 10 / 12,
+}  # with 12 images, the standard error is about one and a half images
 
 
 @pytest.fixture
 def made_up_accuracies(monkeypatch):
-    """All paths but three have none of the images right; returns the paths that were evaluated."""
+    """Give all paths but three an accuracy of 0, and return the list that receives the evaluated paths."""
     asked = []
 
     def accuracies(self, paths):
@@ -161,11 +179,11 @@ def test_the_cheapest_network_within_the_error_of_the_best_is_chosen(run_cli, ru
     best = choice["best"]
     assert (tuple(best["path"]), best["accuracy"], best["macs"]) == (FULL, 10 / 12, macs[FULL])
     assert best in result["found"]
-    told = f"3 paths on the front lie within one standard error ({100 * choice['margin']:.1f} points on 12 validation images)"
-    assert told in " ".join(out.split())
-    assert told in (run / "log.txt").read_text()
+    text = f"3 paths on the front lie within one standard error ({100 * choice['margin']:.1f} points on 12 validation images)"
+    assert text in " ".join(out.split())
+    assert text in (run / "log.txt").read_text()
     assert json.loads((run / "arch.json").read_text())["path"] == list(CHEAP)
-    # The first of `retrain --top` is the chosen one, then they come by accuracy, of equal ones the cheaper first.
+    # The first candidate of `retrain --top` is the chosen one; the others follow by accuracy, then by cost.
     targets = found_targets(run, choose_target(run, read_run_config(run), None, None, None, None))
     assert [target.path for target in targets[:3]] == [CHEAP, FULL, MIDDLE]
     rest = tiny_space().costs([target.path for target in targets[3:]]).macs
@@ -188,16 +206,16 @@ def test_another_tolerance_chooses_again_from_what_was_evaluated(run_cli, run, m
         assert json.loads(file.read_text())["path"] == list(FULL)
     assert run_cli("search", run, *EVERYTHING)[0] == 0
     assert {**search_of(run, "mine"), "seconds": 0} == {**whole, "seconds": 0}
-    # A network whose training has begun is not exchanged for another one.
+    # A network whose training has started is not replaced.
     (run / "models" / "mine" / "retrain.json").write_text("{}")
     before = {file: file.read_bytes() for file in run.rglob("*.json")}
     code, _, err = run_cli("search", run, *EVERYTHING, "--set", "tolerance=0")
     assert (code, err.count("\n")) == (2, 1)
-    assert "give it another --name" in err
+    assert "search under another --name" in err
     assert {file: file.read_bytes() for file in run.rglob("*.json")} == before
 
 
-def test_the_choice_of_an_older_version_stays(run_cli, run, made_up_accuracies):
+def test_the_choice_of_an_older_version_is_kept(run_cli, run, made_up_accuracies):
     assert run_cli("search", run, *EVERYTHING, "--set", "tolerance=0")[0] == 0
     file = run / "searches" / "mine" / "search.json"
     older = json.loads(file.read_text())
@@ -210,7 +228,7 @@ def test_the_choice_of_an_older_version_stays(run_cli, run, made_up_accuracies):
     assert tuple(search_of(run, "mine")["chosen"]["path"]) == CHEAP
 
 
-def test_ties_are_told(run_cli, run, made_up_accuracies, monkeypatch):
+def test_ties_are_reported(run_cli, run, made_up_accuracies, monkeypatch):
     monkeypatch.setitem(ACCURACY, CHEAP, 10 / 12)
     monkeypatch.setitem(ACCURACY, MIDDLE, 10 / 12)
     code, out, _ = run_cli("search", run, *EVERYTHING)
@@ -245,7 +263,7 @@ def test_a_family_a_front_and_random_search(run_cli, run):
 
 
 def test_every_limit_of_the_command_line_is_kept(run_cli, run, made_up_accuracies):
-    """Each limit alone, and one of each kind together; each leaves out paths that the others let in."""
+    """Check each limit alone and one of each kind together; each excludes paths that the others allow."""
     space = tiny_space()
     tables, table = {**space.cost_tables, "latency_ms": made_up(space).cost_table(space)}, run.parent / "table.json"
     made_up(space).save(table)
@@ -258,7 +276,7 @@ def test_every_limit_of_the_command_line_is_kept(run_cli, run, made_up_accuracie
     }
 
     def searched(wanted):
-        """The paths that a search under these limits evaluates; it is large enough to find all there are."""
+        """Return the paths that a search under these limits evaluates; it is large enough to find all of them."""
         command = [f"--{'min-' * (end == 0)}{options[name]}={bounds[name][end]:.9f}" for name, end in wanted]
         sizes = ["--set", "population=81", "--set", "generations=3"]
         name = "-".join(f"{name}-{end}" for name, end in wanted)
@@ -311,7 +329,20 @@ def requests_of(run, searcher):
     return search.make_requests(run, limits, searcher, (), True, None, ["population=6", "generations=4"], None)
 
 
-def test_a_latency_limit_leaves_out_what_has_no_latency(run_cli, run):
+def test_the_searcher_of_the_settings_is_used_but_not_for_fronts(run_cli, run):
+    small = [*SMALL, "--set", "searcher=local"]
+    assert run_cli("search", run, "--flops", "60K", *small)[0] == 0
+    assert search_of(run, "macs-60K")["searcher"] == "local"
+    assert run_cli("search", run, "--flops", "60K", "--searcher", "evolution", *small)[0] == 0
+    assert search_of(run, "macs-60K-evolution")["searcher"] == "evolution"
+    assert run_cli("search", run, "--front", *small)[0] == 0
+    assert search_of(run, "front-macs")["searcher"] == "evolution"
+    code, _, err = run_cli("search", run, "--set", "searcher=nosuch")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown searcher 'nosuch'" in err
+
+
+def test_a_latency_limit_excludes_paths_without_a_latency(run_cli, run):
     table = run.parent / "table.json"
     prices = made_up(tiny_space(), lack=["MB2_K3"])
     prices.save(table)
@@ -328,7 +359,7 @@ def test_a_latency_limit_leaves_out_what_has_no_latency(run_cli, run):
     assert "latency_ms" in json.loads((run / "arch.json").read_text())
     code, _, err = run_cli("search", run, "--latency", f"{cheapest / 2}ms", "--latency-table", table)
     assert (code, err.count("\n")) == (2, 1)
-    assert "the cheapest has" in err
+    assert "the cheapest path has" in err
 
 
 def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
@@ -349,7 +380,7 @@ def test_each_path_is_evaluated_once_over_a_family(run, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--flops", "1K"], "the cheapest has"),
+        (["--flops", "1K"], "the cheapest path has"),
         (["--flops", "lots"], "cannot read 'lots'"),
         (["--flops", "50K", "--min-flops", "60K"], "contradictory limits on macs"),
         (["--flops", "50K", "--flops", "60K", "--params", "1K", "--params", "2K"], "only one kind"),
@@ -383,7 +414,7 @@ def test_runs_without_a_supernet_are_refused(run_cli, run, tmp_path):
     assert "no supernet" in err
 
 
-def test_a_search_of_an_older_version_goes_on(run_cli, run):
+def test_a_search_of_an_older_version_is_resumed(run_cli, run):
     assert run_cli("search", run, "--flops", "60K", *SMALL)[0] == 0
     file = run / "searches" / "macs-60K" / "search.json"
     older = json.loads(file.read_text())
@@ -409,3 +440,6 @@ def test_names_of_searches():
     )
     assert default_name(Budget(), "evolution", ("macs",), False) == "front-macs-no-pool"
     assert default_name(Budget(), "evolution", (), True) == "all"
+    assert default_name(Budget(max_macs=10**6), "model", (), True) == "macs-1M-model"
+    assert default_name(Budget(max_macs=10**6), "model", (), True, usual="model") == "macs-1M"
+    assert default_name(Budget(max_macs=10**6), "evolution", (), True, usual="model") == "macs-1M-evolution"

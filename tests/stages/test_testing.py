@@ -1,4 +1,4 @@
-"""What `test.json` says of a network: each number is counted again here, image by image."""
+"""Tests of the content of `test.json`, whose numbers are counted again image by image."""
 
 import base64
 import io
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from greedynas.data.transforms import denormalised, normalisation
 from greedynas.rundir.schemas import Tested, unpack_bits
 from greedynas.stages import testing
 from greedynas.stages.testing import assess, predict_logits, top_accuracy
@@ -33,7 +34,7 @@ def images_of(folder, counts, **settings):
 
 
 def rank_of_truth(network, images):
-    """For each image the number of classes that the network prefers to the true one."""
+    """Return for each image the number of classes that the network prefers to the true one."""
     ranks = []
     for i in range(len(images)):
         picture, label = images.eval_batch([i])
@@ -44,7 +45,7 @@ def rank_of_truth(network, images):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """Pictures of seven classes, with different numbers of images: 9 of the first, 15 of the last."""
+    """Return pictures of seven classes with different numbers of images: 9 of the first, 15 of the last."""
     counts = {letter: 9 + i for i, letter in enumerate("abcdefg")}
     return images_of(tmp_path_factory.mktemp("seven"), counts, val_images=7, test_images=7).train_and_val()
 
@@ -64,12 +65,12 @@ def test_top_1_and_top_5_are_counted_image_by_image(many):
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [("abcde", False), ("abcdef", True)])
-def test_top_5_is_given_where_it_says_something(tmp_path, classes, has_top5):
+def test_top_5_is_given_for_more_than_five_classes(tmp_path, classes, has_top5):
     images = images_of(tmp_path, dict.fromkeys(classes, 4), val_images=len(classes), test_images=len(classes)).train
     assert (assess(Opinionated(len(classes)), images, list(classes), seed=0)["top5"] is not None) == has_top5
 
 
-def test_all_images_are_looked_at_once_in_chunks(many, monkeypatch):
+def test_all_images_are_evaluated_once_in_chunks(many, monkeypatch):
     monkeypatch.setattr(testing, "CHUNK", 10)
     network, seen = Opinionated(7), []
     network.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
@@ -82,7 +83,7 @@ def test_all_images_are_looked_at_once_in_chunks(many, monkeypatch):
     torch.testing.assert_close(logits, network(many.eval_batch()[0]).detach())
 
 
-def test_confusion_has_the_truth_in_its_rows(many):
+def test_the_rows_of_the_confusion_matrix_are_the_true_classes(many):
     network = Opinionated(7)
     test = assess(network, many, list("abcdefg"), seed=0)
     counted = np.zeros((7, 7), int)
@@ -113,7 +114,7 @@ def test_samples_are_random_images_and_the_most_confident_mistakes(many):
         best = probabilities[place].argsort(descending=True)[:5].tolist()
         assert [k for k, _ in sample["top"]] == best
         assert [p for _, p in sample["top"]] == pytest.approx(probabilities[place][best].tolist())
-    # After twelve images at random: the mistakes among the others, the most confident first.
+    # After twelve random images come the mistakes among the others, the most confident first.
     others = [i for i in range(len(many)) if i not in shown[:12] and predicted[i] != labels[i]]
     assert shown[12:] == sorted(others, key=lambda i: -float(confidence[i]))[:12]
     again, other = (assess(network, many, list("abcdefg"), seed=seed)["samples"] for seed in (0, 1))
@@ -122,17 +123,19 @@ def test_samples_are_random_images_and_the_most_confident_mistakes(many):
 
 
 def _place(sample, pictures):
-    """Which image a sample shows: the one with the same pixels."""
+    """Return the index of the image that a sample shows, the one with the same pixels."""
     head, data = sample["image"].split(",")
     assert head == "data:image/png;base64"
     shown = torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(data)))))
-    found = (testing.denormalised(pictures) == shown).all((1, 2, 3)).nonzero().flatten().tolist()
+    found = (
+        (denormalised(pictures, *normalisation(pictures.shape[1])) == shown).all((1, 2, 3)).nonzero().flatten().tolist()
+    )
     assert len(found) == 1
     return found[0]
 
 
-class Told(nn.Module):
-    """Knows the class of each picture, but for those it was told wrong things about."""
+class DataOptions(nn.Module):
+    """A network that knows the class of each picture except those with a given wrong answer."""
 
     def __init__(self, images, wrong):
         super().__init__()
@@ -145,9 +148,9 @@ class Told(nn.Module):
         return self.logits[places]
 
 
-def test_what_is_right_is_not_shown_as_a_mistake(tmp_path):
+def test_correct_images_are_not_shown_as_mistakes(tmp_path):
     images = images_of(tmp_path, {"a": 20, "b": 20}, val_images=2, test_images=2).train
-    none, few = (assess(Told(images, wrong), images, ["a", "b"], seed=0) for wrong in ([], [3, 7, 11]))
+    none, few = (assess(DataOptions(images, wrong), images, ["a", "b"], seed=0) for wrong in ([], [3, 7, 11]))
     assert (none["top1"], len(none["samples"])) == (1, 12)
     mistakes = [sample for sample in few["samples"] if sample["label"] != sample["predicted"]]
     assert len(mistakes) == 3
@@ -182,7 +185,7 @@ def test_large_images_are_shown_small(tmp_path):
     assert Image.open(io.BytesIO(base64.b64decode(sample["image"].split(",")[1]))).size == (96, 96)
 
 
-def test_which_images_are_right_is_kept_in_a_form_that_the_report_reads(many):
+def test_the_report_can_read_which_images_are_correct(many):
     network = Opinionated(7)
     test = assess(network, many, list("abcdefg"), seed=0)
     right = rank_of_truth(network, many) == 0

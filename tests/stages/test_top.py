@@ -1,4 +1,4 @@
-"""`retrain --top`: which of the found networks is trained to the end, where validation and test images disagree."""
+"""Tests of `retrain --top`: the choice among found networks where validation and test images disagree."""
 
 import json
 import shutil
@@ -31,9 +31,11 @@ NAMES = ("a", "b", "c")
 
 @pytest.fixture(scope="module")
 def searched(photos, tmp_path_factory):
-    """A run with a finished search."""
+    """Make a run with a finished search."""
     folder = tmp_path_factory.mktemp("searched") / "run"
-    config = Config(name="tiny", space=tiny_space(), data={**DATA, "source": str(photos)}, train=SETTINGS)
+    config = Config(
+        name="tiny", space=tiny_space(), data={**DATA, "source": str(photos)}, train=SETTINGS, precision="fp32"
+    )
     train_stage(config, folder, QUIET)
     limits = {"macs": (["60K"], None), "params": (None, None), "latency_ms": (None, None)}
     requests = make_requests(folder, limits, "evolution", (), True, None, ["population=6", "generations=3"], None)
@@ -42,7 +44,7 @@ def searched(photos, tmp_path_factory):
 
 
 def candidates(run, data):
-    """Retrain with `--top` and return what was compared, in order, and the path that was chosen."""
+    """Retrain with `--top`, and return the candidates in order and the chosen path."""
     result = retrain_stage(run, QUIET, settings=RETRAIN, data=data)
     compared = json.loads((run / "models" / result["model"] / "top.json").read_text())["candidates"]
     return compared, result["path"]
@@ -55,7 +57,7 @@ def after_short_training(path, data):
 
 
 def paint_disagreement(networks, folder):
-    """Validation images that the second network alone gets right, and test images that it gets wrong and the first right."""
+    """Paint images so that only the second network is right on validation images, and only the first on test images."""
     pictures = [picture([9, number], (8, 8)) for number in range(3000)]
     mean, std = (torch.tensor(values)[:, None, None] for values in normalisation(3))
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in pictures])).permute(0, 3, 1, 2)
@@ -76,7 +78,7 @@ def paint_disagreement(networks, folder):
     return folder
 
 
-def test_the_choice_goes_by_validation_images_and_not_by_test_images(searched, photos, tmp_path):
+def test_the_choice_uses_validation_images_and_not_test_images(searched, photos, tmp_path):
     data = opened(photos, 8, 3, **DATA)
     before, _ = candidates(shutil.copytree(searched, tmp_path / "before"), data)
     networks = [after_short_training(candidate["canonical_path"], data) for candidate in before]

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def finished(photos, tmp_path_factory):
-    """(folder, config file, what the study says)."""
+    """Run a small study; return its folder, the config file and the results."""
     home = tmp_path_factory.mktemp("ablation")
-    # With α = 1 a full pool is always steady: those that may stop do so early.
+    # With α = 1 a full pool is always steady, so the nets that may stop do so early.
     train = {**SMALL["train"], "stopping": True, "alpha": 1.0, "max_epochs": 4, "pool_size": 4}
     file = write_config(home / "tiny.yaml", train=train)
     options = Options(str(file), {"data.source": str(photos)}, Budget(max_macs=60_000), seeds=(0, 1), jobs=1)
@@ -28,7 +28,7 @@ def finished(photos, tmp_path_factory):
 
 
 def test_the_switches_are_those_of_the_paper(finished):
-    """Net1 - - - -, Net2 ✓ - - -, Net3 - ✓ ✓ ✓, Net4 ✓ ✓ - ✓, Net5 ✓ ✓ ✓ -, Net6 ✓ ✓ ✓ ✓."""
+    """Compare the switches with the rows of Table 4."""
     folder, _, study = finished
     switches = {
         row["contestant"]: "".join(
@@ -46,7 +46,7 @@ def test_the_switches_are_those_of_the_paper(finished):
         assert (search["from_pool"] > 0) == net.initialisation, name
 
 
-def test_one_supernet_for_net4_and_net6(finished):
+def test_net4_and_net6_share_a_supernet(finished):
     folder, _, study = finished
     supernets = [file for file in (folder / "parts").glob("*.json") if not file.name.startswith("net-")]
     assert len(supernets) == 2 * 5
@@ -57,7 +57,7 @@ def test_one_supernet_for_net4_and_net6(finished):
 
 
 def test_a_study_takes_the_most_accurate_network_of_a_search(finished):
-    """Not the cheapest one within the error of the validation set, as the search stage does."""
+    """Check that no tolerance applies, unlike in the search stage, which takes the cheapest of equal networks."""
     folder, _, _ = finished
     for net in NETS.values():
         for seed in (0, 1):
@@ -67,18 +67,18 @@ def test_a_study_takes_the_most_accurate_network_of_a_search(finished):
             assert chosen["supernet_accuracy"] == accuracies.max()
 
 
-def test_costs_and_stopping(finished):
+def test_only_nets_with_stopping_stop_and_cost_less(finished):
     _, _, study = finished
     for row in study["results"]["rows"]:
         name = row["contestant"]
-        assert (row["evaluation_images"] == 0) == (name == "Net1")  # nothing needs the pool
+        assert (row["evaluation_images"] == 0) == (name == "Net1")  # which has no pool
         assert row["macs"] <= 60_000
         assert (row["epochs"] < row["max_epochs"]) == NETS[name].stopping, name
     by_name = {row["contestant"]: row for row in study["results"]["rows"] if row["seed"] == 0}
     assert by_name["Net5"]["corrected_images"] > by_name["Net6"]["corrected_images"]
 
 
-def test_the_papers_comparisons_paired_by_seed(finished):
+def test_the_papers_comparisons_are_paired_by_seed(finished):
     folder, _, study = finished
     found = {(one["ours"], one["theirs"]): one for one in study["results"]["differences"]}
     assert list(found) == list(PAIRS)
@@ -86,25 +86,25 @@ def test_the_papers_comparisons_paired_by_seed(finished):
     for (ours, theirs), one in found.items():
         assert one["mean"] == pytest.approx(np.mean([top1[ours, seed] - top1[theirs, seed] for seed in (0, 1)]))
     printed = (folder / "study.html").read_text()
-    for told in ("Table 4", "74.89", "+0.41", "Net6 − Net4: a search that starts from the pool", "verdict"):
-        assert told in printed
-    said = [one["verdict"] for one in found.values() if one["verdict"] in ("better", "worse")]
-    assert bool(said) == ("better" in study["title"] or "worse" in study["title"])
+    for text in ("Table 4", "74.89", "+0.41", "Net6 − Net4: a search that starts from the pool", "verdict"):
+        assert text in printed
+    clear = [one["verdict"] for one in found.values() if one["verdict"] in ("better", "worse")]
+    assert bool(clear) == ("better" in study["title"] or "worse" in study["title"])
 
 
-def test_the_same_command_again_gives_the_same(finished, photos, run_cli):
+def test_repeating_the_command_gives_the_same_results(finished, photos, run_cli):
     folder, file, study = finished
     command = ["study", "ablation", file, "--data", photos, "--flops", "60K", "--seeds", 2, "--out", folder, "--json"]
     code, out, err = run_cli(*command)
-    assert (code, err.count("already")) == (0, 3)  # Net5's apart
+    assert (code, err.count("already")) == (0, 3)  # Net5's parts are separate
     assert json.loads(out)["results"] == study["results"]
     code, out, err = run_cli(*command, "--set", "alpha=0.5")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "config.train.alpha is 1.0 there, 0.5 here" in err
 
 
-def test_what_never_stops_is_not_trained_twice(photos, tmp_path):
-    """Net5 is Net6 without stopping: the same training where none stopped."""
+def test_net5_is_not_trained_again_if_net6_never_stopped(photos, tmp_path):
+    """Check the results of Net5, whose training is identical to Net6's if that was never stopped early."""
     train = {**SMALL["train"], "stopping": True, "alpha": 0.0, "max_epochs": 2, "pool_size": 4}
     file = write_config(tmp_path / "tiny.yaml", train=train)
     options = Options(str(file), {"data.source": str(photos)}, Budget(max_macs=60_000), seeds=(0,), jobs=1)
@@ -122,7 +122,7 @@ def test_what_never_stops_is_not_trained_twice(photos, tmp_path):
 
 
 def made_up_study(noise, seeds):
-    """The paper's numbers with some noise."""
+    """Return the study of the paper's numbers with some noise."""
     rng = np.random.default_rng(0)
     rows = []
     for name, net in NETS.items():
@@ -140,10 +140,10 @@ def made_up_study(noise, seeds):
     return ablation_study(rows, {"Net6": [0.5], "Net4": [0.5]}, settings, [])
 
 
-def test_the_title_claims_what_the_spread_carries():
+def test_the_title_claims_only_what_the_spread_supports():
     study = made_up_study(0, 1)
-    assert study.title == "Ablation: with one seed no difference can be shown"
-    assert "stands in for retraining" in study.lead
+    assert study.title == "Ablation: one seed cannot show a difference"
+    assert "replaces retraining" in study.lead
     assert "ground truth" in study.tables[0].columns[5]
     assert [row[2] for row in study.tables[1].rows][:5] == [
         "+0.28",
@@ -154,7 +154,7 @@ def test_the_title_claims_what_the_spread_carries():
     ]  # the paper's own
     clear = made_up_study(0.02, 5).title
     assert "filtering, with the pool: better (+0.4" in clear
-    assert "stopping" not in clear  # 0.05 is little beside this noise
+    assert "stopping" not in clear  # 0.05 is small compared with this noise
     assert made_up_study(3, 5).title == "Ablation: no difference that this spread can show"
 
 
@@ -176,7 +176,7 @@ def test_every_use_of_the_pool_is_off_in_net1(tmp_path, photos):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--set", "Net3.lr=0.1"], "unknown setting 'Net3.lr'"),
         (["--set", "uniform.lr=0.1"], "unknown setting 'uniform.lr'"),
@@ -184,9 +184,9 @@ def test_every_use_of_the_pool_is_off_in_net1(tmp_path, photos):
         (["--params", "7"], "no path has params of at most 7"),
     ],
 )
-def test_wrong_input_is_one_line(run_cli, photos, tmp_path, options, told):
+def test_wrong_input_gives_a_one_line_error(run_cli, photos, tmp_path, options, message):
     file = write_config(tmp_path / "tiny.yaml")
     code, out, err = run_cli("study", "ablation", file, "--data", photos, "--out", tmp_path / "study", *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert told in err
+    assert message in err
     assert not (tmp_path / "study").exists()

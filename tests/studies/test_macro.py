@@ -36,7 +36,7 @@ from greedynas.studies.truth import Truth, read_truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# The macro space at 8 px on 240 pictures of clothes: seconds instead of minutes.
+# The macro space at 8 px on 240 images of clothes takes seconds instead of minutes.
 SMALL = ["--data", "fashion", "--set", "image_size=8", "--set", "data.val_images=0.97", "--set", "batch_size=24",
          "--set", "filter_images=20", "--set", "bn_images=20", "--images", 20, "--epochs", 3, "--paths", 360,
          "--jobs", 1]  # fmt: skip
@@ -44,7 +44,7 @@ SMALL = ["--data", "fashion", "--set", "image_size=8", "--set", "data.val_images
 
 @pytest.fixture(scope="module")
 def macro_truth(synthetic_truth):
-    """No test here depends on what is true, so a made-up truth serves."""
+    """Use a synthetic truth, because no test in this file depends on the real one."""
     return synthetic_truth
 
 
@@ -55,7 +55,7 @@ def truth(macro_truth):
 
 @pytest.fixture(scope="module")
 def made_up():
-    """A ground truth of the macro space that needs no file: each network has an accuracy of its own, its paths have copies."""
+    """Make a ground truth of the macro space without a file; the paths of a network have copies of its accuracies."""
     space = load_space("macro")
     paths = np.array(list(np.ndindex(*space.num_ops)))
     rng, known = stream(0, "made up"), {}
@@ -66,7 +66,7 @@ def made_up():
 
 @pytest.fixture(scope="module")
 def studied(macro_truth, tmp_path_factory):
-    """One small study of all methods, by the command line."""
+    """Run a small study of all methods on the command line."""
     from greedynas.cli import main as cli
 
     folder = tmp_path_factory.mktemp("macro") / "study"
@@ -103,13 +103,13 @@ def test_the_quick_study_end_to_end(studied):
     assert "By the additive model alone" in page
     assert f"{results['distinct']:,} distinct networks (360 of 6,561 paths)" in page
     assert "the highest test accuracy of 50 epochs" in page
-    assert "chosen with this ground truth in view" in page
-    assert "nothing to quote" in page
+    assert "tuned against this ground truth" in page
+    assert "the results are not meaningful" in page
     assert "The paper, Table 1" in page
     assert "Agreement with the ground truth" in page
 
 
-def test_paths_are_ranked_by_the_score_that_a_search_would_choose_by(studied, truth):
+def test_paths_are_ranked_by_the_score_of_a_search(studied, truth):
     folder, _ = studied
     few = truth.only(ranked_paths(6561, 360))
     for row in json.loads((folder / "study.json").read_text())["results"]["parts"]:
@@ -124,7 +124,7 @@ def test_paths_are_ranked_by_the_score_that_a_search_would_choose_by(studied, tr
 
 
 def test_untrained_networks_are_a_part_of_their_own(studied, truth):
-    """Its scores are those of the networks on a batch of training images, and its figure is that of these scores."""
+    """Compare the stored scores with new ones on a batch of training images, and the reported τ with these scores."""
     folder, _ = studied
     saved, arrays = json.loads((folder / "parts" / "nwot-0.json").read_text()), np.load(folder / "parts" / "nwot-0.npz")
     space = load_config(folder / "parts" / "greedy-0" / "config.yaml").space
@@ -155,8 +155,8 @@ def test_the_methods_cost_the_same(studied):
     assert rows["fair"]["optimization_images"] == rows["uniform"]["optimization_images"]
 
 
-def test_the_rankings_can_be_had_again_from_the_kept_supernets(studied):
-    """The stored accuracies are those of the paths in their order, with the search's BatchNorm."""
+def test_the_kept_supernets_give_the_same_rankings_again(studied):
+    """Check that the stored accuracies are in the order of the paths and use the BatchNorm mode of the search."""
     folder, _ = studied
     saved = json.loads((folder / "parts" / "greedy-0.json").read_text())
     stored = np.load(folder / "parts" / "greedy-0.npz")["batch_accuracy"]
@@ -170,13 +170,13 @@ def test_the_rankings_can_be_had_again_from_the_kept_supernets(studied):
     assert len(stored) == saved["settings"]["paths"] == 360
 
 
-def test_again_nothing_is_trained_and_other_settings_are_refused(studied, run_cli, macro_truth):
+def test_repeating_the_command_trains_nothing_and_other_settings_are_refused(studied, run_cli, macro_truth):
     folder, arguments = studied
     before = (folder / "parts" / "greedy-0.json").read_text()
     same = [argument if argument != "fashion" else "elsewhere/" for argument in arguments]  # the images are not needed
     code, out, _ = run_cli("study", "macro", "--truth", macro_truth, "--out", folder, *same)
     assert code == 0
-    assert "5 of 5 parts are there already" in out
+    assert "5 of 5 parts are already finished" in out
     assert (folder / "parts" / "greedy-0.json").read_text() == before
     code, _, err = run_cli("study", "macro", "--truth", macro_truth, "--out", folder, *same, "--set", "greedy.lr=0.3")
     assert code == 2
@@ -184,7 +184,7 @@ def test_again_nothing_is_trained_and_other_settings_are_refused(studied, run_cl
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--paths", 20], "too few paths for a correlation: --paths 20 are 20 distinct networks"),
         (["--paths", 300], "take 360 paths or more"),
@@ -194,18 +194,24 @@ def test_again_nothing_is_trained_and_other_settings_are_refused(studied, run_cl
         (["--greedy-share", 0.5, "--method", "fair"], "add --method greedy"),
         (["--set", "space=fashion"], "the ground truth is that of space macro, not of fashion"),
         (["--set", "greedy.speed=2"], "unknown setting 'speed'"),
-        (["--jobs", 1, "--seeds", 1], "name the data with --data"),
         (["--data", "nowhere/", "--jobs", 1, "--seeds", 1], "nowhere"),
     ],
 )
-def test_wrong_input_gets_one_line(run_cli, tmp_path, macro_truth, arguments, told):
+def test_wrong_input_gives_a_one_line_error(run_cli, tmp_path, macro_truth, arguments, message):
     code, _, err = run_cli("study", "macro", "--truth", macro_truth, "--out", tmp_path / "study", *arguments)
     assert code == 2
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_truth_that_is_not_one_is_refused_before_any_work(run_cli, tmp_path):
+def test_missing_data_is_refused_before_any_work(run_cli, tmp_path, macro_truth):
+    code, out, err = run_cli("study", "macro", "--truth", macro_truth, "--out", tmp_path / "study")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: name the data with --data")
+    assert not (tmp_path / "study").exists()
+
+
+def test_an_invalid_truth_is_refused_before_any_work(run_cli, tmp_path):
     (tmp_path / "truth.json").write_text("{}")
     code, _, err = run_cli("study", "macro", *SMALL, "--truth", tmp_path / "truth.json", "--out", tmp_path / "study")
     assert code == 2
@@ -221,12 +227,12 @@ def test_settings_of_one_method_and_of_all():
     assert make_part("uniform", 3, uniform, options).settings["own_epochs"] == 20
     part = make_part("greedy", 3, greedy, MacroOptions({"greedy.max_epochs": 40}, epochs=50), share=0.61)
     assert part.name == "greedy-0.61-3"
-    assert part.settings["own_epochs"] is None  # those that were chosen for the whole cost
+    assert part.settings["own_epochs"] is None  # the number was given for the whole cost
     assert part.settings["cost_epochs"] == pytest.approx(30.5)
     assert part.settings["config"]["seed"] == 3
 
 
-def test_each_method_starts_from_what_suits_it():
+def test_each_method_starts_from_its_preset():
     preset = load_config("cifar10-tuned")
     assert preset.rivals == {"uniform": "cifar10-uniform", "fair": "cifar10-fair"}
     own = {"batch_size": 512, "lr_warmup": 0.1, "zero_residuals": False}
@@ -239,11 +245,11 @@ def test_each_method_starts_from_what_suits_it():
         expected = {**preset.train.model_dump(), **own[method], "sampler": method, "max_epochs": found.train.max_epochs}
         assert found.train.model_dump() == expected
     rates = [method_config(method, MacroOptions({"lr": 0.07})).train.lr for method in METHODS]
-    assert rates == [0.07] * 3  # what is asked for counts
+    assert rates == [0.07] * 3  # explicit settings override the presets
 
 
 @pytest.mark.parametrize("changes", [{}, {"fair.max_epochs": 40}])
-def test_fair_trains_no_longer_than_is_best_for_it_unless_told(changes):
+def test_fair_trains_no_longer_than_is_best_for_it_by_default(changes):
     options = MacroOptions(changes, epochs=150)
     config = method_config("fair", options)
     epochs = changes.get("fair.max_epochs", load_config("cifar10-fair").study_epochs)
@@ -252,7 +258,7 @@ def test_fair_trains_no_longer_than_is_best_for_it_unless_told(changes):
     assert with_epochs(config, 45_000, cheap).train.max_epochs == 7  # of three paths each
 
 
-def test_a_part_does_not_depend_on_what_suits_other_methods():
+def test_a_part_does_not_depend_on_the_presets_of_other_methods():
     options = MacroOptions({}, epochs=50)
     config = method_config("greedy", options)
     assert config.rivals
@@ -260,8 +266,8 @@ def test_a_part_does_not_depend_on_what_suits_other_methods():
     assert make_part("greedy", 0, config, options).settings == make_part("greedy", 0, other, options).settings
 
 
-def test_a_rival_is_trained_on_the_images_of_the_others(tmp_path):
-    """A preset that is named for a sampler brings its training along, and nothing else."""
+def test_a_rival_is_trained_on_the_same_images(tmp_path):
+    """Check that only the training settings are taken from the preset that is named for a sampler."""
     file = tmp_path / "mine.yaml"
     text = "space: macro\nseed: 5\ndata: {source: somewhere/, val_images: 77}\nrivals: {uniform: cifar10-uniform}\n"
     file.write_text(text + "train: {log_every: 3}\nretrain: {epochs: 9}\n")
@@ -270,7 +276,7 @@ def test_a_rival_is_trained_on_the_images_of_the_others(tmp_path):
     assert (found.train.sampler, found.train.batch_size, found.train.lr, found.train.m) == ("uniform", 512, 0.7, 12)
     assert found.train.log_every == 3
     assert found.experimental == load_config("cifar10-uniform").experimental
-    fair = method_config("fair", MacroOptions({}, preset=str(file)))  # none is named for it
+    fair = method_config("fair", MacroOptions({}, preset=str(file)))  # no preset is named for it
     assert fair.train == load_config(file, {"sampler": "fair"}).train
 
 
@@ -286,7 +292,7 @@ def test_a_method_may_not_train_longer_than_the_others(run_cli, tmp_path, macro_
 @pytest.mark.parametrize("sampler", ["uniform", "fair", "greedy"])
 @pytest.mark.parametrize("bn", ["batch", "recalibrate"])
 def test_epochs_within_a_cost(sampler, bn):
-    """As many as fit, and not one fewer."""
+    """Check that one more epoch would exceed the cost."""
     settings = load_config("cifar10", {"sampler": sampler, "train.bn": bn, "filter_images": 300}).train
     allowed = 60 * 45_000
     epochs = epochs_within(settings, 45_000, allowed, load_space("macro"))
@@ -299,8 +305,8 @@ def test_epochs_within_a_cost(sampler, bn):
     assert epochs == {"uniform": 60, "fair": 20}.get(sampler, epochs)
 
 
-def test_a_study_from_elsewhere_can_be_read_without_the_images(studied, run_cli, tmp_path, macro_truth):
-    """Its supernets are there, its untrained networks are not: a line says how to go on without them."""
+def test_a_study_of_another_machine_can_be_read_without_the_images(studied, run_cli, tmp_path, macro_truth):
+    """Remove the untrained networks of a study: the error says how to continue without them."""
     folder, arguments = studied
     shutil.copytree(folder, tmp_path / "study", ignore=shutil.ignore_patterns("nwot*", "study.*"))
     same = ["study", "macro", "--truth", macro_truth, "--out", tmp_path / "study", *arguments]
@@ -334,7 +340,9 @@ def test_quick_is_small():
     assert method_config("greedy", found).data.val_images == 0.96
     assert {method_config(method, found).train.batch_size for method in METHODS} == {64}
     assert method_config("fair", found).train.lr < method_config("uniform", found).train.lr
-    assert method_config("fair", replace(found, changes={"lr": 0.2})).train.lr == 0.2  # what is asked for counts
+    assert (
+        method_config("fair", replace(found, changes={"lr": 0.2})).train.lr == 0.2
+    )  # explicit settings override --quick
 
 
 def test_measures_of_the_truth_itself(truth):
@@ -352,7 +360,7 @@ def test_measures_of_the_truth_itself(truth):
 
 
 def test_a_network_is_ranked_by_its_canonical_path(made_up):
-    """What the supernet says of the other paths of a network counts among all paths alone."""
+    """Check that the values of a network's other paths only count in the measures over all paths."""
     order = np.arange(6561)
     scores = np.where(made_up.network == order, made_up.accuracies, 200 - made_up.accuracies)
     found = measures(made_up, scores)
@@ -364,11 +372,11 @@ def test_a_network_is_ranked_by_its_canonical_path(made_up):
     assert found["precision"]["distinct"] == 1 > found["precision"]["all"]
     best = np.argsort(-made_up.accuracies, kind="stable")[:656]
     alone = stats.kendalltau(scores[best], made_up.accuracies[best]).statistic
-    assert found["all top 10%"]["tau_b"] == pytest.approx(alone)  # of all paths, copies among them
+    assert found["all top 10%"]["tau_b"] == pytest.approx(alone)  # over all paths, including copies
 
 
-def test_the_true_rank_of_what_is_found_counts_networks(made_up):
-    """The best network may have many paths; they are one place in the ranking."""
+def test_the_true_rank_of_a_found_network_counts_networks(made_up):
+    """Give the best network many paths: they share one rank."""
     copies = np.bincount(made_up.network, minlength=6561)
     true = np.where(made_up.network == copies.argmax(), 99.0, made_up.accuracies)
     truth = replace(made_up, trainings=np.repeat(true[:, None], 3, 1))
@@ -378,8 +386,8 @@ def test_the_true_rank_of_what_is_found_counts_networks(made_up):
     assert (found["rank"], found["of"]) == (2, 3969)
 
 
-def test_untrained_networks_of_which_only_some_have_a_score(made_up):
-    made_up = made_up.only(np.arange(0, 6561, 4))  # quicker
+def test_only_some_untrained_networks_have_a_score(made_up):
+    made_up = made_up.only(np.arange(0, 6561, 4))  # faster
     networks = made_up.paths[made_up.distinct[::3]]
     networks = np.array([canonical(path, made_up.space) for path in networks.tolist()])
     scores = made_up.accuracies[made_up.distinct[::3]]
@@ -395,7 +403,7 @@ def test_untrained_networks_of_which_only_some_have_a_score(made_up):
     assert "NWOT" not in reference_rankings(made_up)
 
 
-def test_of_equal_scores_the_lower_loss_is_found(truth):
+def test_the_lower_loss_decides_between_equal_scores(truth):
     scores, losses = np.zeros(6561), np.ones(6561)
     losses[100] = 0.5
     assert found_within(truth, scores, losses, None)["accuracy"] == pytest.approx(truth.accuracies[100])
@@ -408,16 +416,16 @@ def test_differences_are_paired_by_seed():
     rivals = [{"seed": seed, "all": {"tau_b": 0.7 + 0.01 * seed}} for seed in (3, 1, 2)]
     found = paired(ours, rivals)["all.tau_b"]
     assert (found["mean"], found["n"]) == (pytest.approx(0.1), 3)
-    assert found["high"] - found["low"] == pytest.approx(0, abs=1e-9)  # what seeds share is gone
+    assert found["high"] - found["low"] == pytest.approx(0, abs=1e-9)  # the effect of the seed cancels
     assert summarised(ours)["all.tau_b"]["mean"] == pytest.approx(0.815)
 
 
-def test_a_cost_that_does_not_pay_for_one_epoch():
+def test_a_cost_below_one_epoch_is_refused():
     with pytest.raises(GreedyNASError, match=r"one epoch of greedy training costs more than 0\.5 epochs"):
         within_cost(load_config("cifar10"), 45_000, 0.5)
 
 
-def test_it_runs_where_neither_pymoo_nor_plotly_is():
+def test_the_study_imports_neither_pymoo_nor_plotly():
     code = (
         "import sys, greedynas.studies.macro, greedynas.studies.ranking; print({'pymoo', 'plotly'} & set(sys.modules))"
     )

@@ -1,4 +1,4 @@
-"""The record of `study macro` beside the ground truth that it was made with."""
+"""The record of `study macro`, compared with the ground truth that it was made with."""
 
 import json
 
@@ -12,8 +12,8 @@ from tests.helpers.paths import ROOT
 RECORD = ROOT / "benchmarks" / "records" / "macro-h200-2026-11-16"
 
 
-def test_the_record_is_what_the_study_says_of_its_parts(macro_truth):
-    """Parts of earlier versions stay readable, and no figure of the record was written by hand."""
+def test_the_record_follows_from_its_parts(macro_truth):
+    """Compute the record again from its parts: they remain readable, and no figure was written by hand."""
     parts = [read_part(RECORD, name) for name in ("greedy-400", "nwot-400")]
     found = macro_study(read_truth(macro_truth), parts, {}).results
     recorded = json.loads((RECORD / "study.json").read_text())["results"]

@@ -25,7 +25,7 @@ FEW = ["--paths", 60, "--images", 10, "--images", 40, "--draws", 2, "--jobs", 1]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A greedy run on the embedded sample, with four checkpoints."""
+    """Train a greedy run on the embedded sample, with four checkpoints."""
     folder = tmp_path_factory.mktemp("ranking") / "run"
     train_stage(load_config("fashion", CHANGES), folder, QUIET)
     return folder
@@ -33,14 +33,14 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def studied(run):
-    """The study of it, with a uniform rival that is trained for it."""
+    """Run the study of that run, including the training of a uniform rival."""
     from greedynas.studies.ranking.run import RankingOptions, study_ranking
 
     options = RankingOptions(train_uniform=True, paths=60, images=(10, 40), draws=2, jobs=1)
     return study_ranking(run, run / "studies" / "ranking", options, QUIET)
 
 
-def test_all_kinds_and_modes_and_checkpoints(run, studied):
+def test_the_study_has_all_kinds_and_modes_and_checkpoints(run, studied):
     rows = studied["results"]["supernets"]
     last = {(row["kind"], row["bn"]) for row in rows}
     assert last == {
@@ -53,8 +53,8 @@ def test_all_kinds_and_modes_and_checkpoints(run, studied):
     curve = next(row for row in rows if (row["kind"], row["bn"], row["step"]) == ("greedy", "batch", kept[-1]))["curve"]
     assert [point["images"] for point in curve] == [10, 20, 40]
     page = (run / "studies" / "ranking" / "study.html").read_text()
-    for told in ("Table 3", "Figure 3, left", "Figure 3, right", "0.961"):
-        assert told in page
+    for text in ("Table 3", "Figure 4, left", "Figure 4, right", "0.961"):
+        assert text in page
 
 
 def test_the_rival_costs_at_most_as_much(run, studied):
@@ -66,7 +66,7 @@ def test_the_rival_costs_at_most_as_much(run, studied):
 
 
 def test_the_numbers_are_those_of_the_definition(run, studied):
-    """Loss on 20 filter images against accuracy on all 100, worked out again for one draw."""
+    """Compute the correlation of the loss on 20 filter images with the accuracy on all 100 again."""
     config = read_run_config(run)
     trained = load_trained(run, config)
     paths = random_paths(trained.net.space, 60, config.seed)
@@ -93,10 +93,10 @@ def test_an_untrained_supernet_is_the_one_that_training_starts_from(run):
     assert all((a == b).all() for a, b in zip(one.net.parameters(), two.net.parameters(), strict=True))
 
 
-def test_by_the_command_line_it_goes_on(run, studied, run_cli):
+def test_the_command_continues_the_study(run, studied, run_cli):
     code, out, _ = run_cli("study", "ranking", run, "--train-uniform", *FEW)
     assert code == 0
-    assert "parts are there already" in out
+    assert "parts are already finished" in out
     assert "Table 3" in out
     assert "the paper: τ" in out
     uniform = run / "studies" / "ranking" / "parts" / "train-uniform"
@@ -105,30 +105,30 @@ def test_by_the_command_line_it_goes_on(run, studied, run_cli):
     assert json.loads(out)["study"] == "ranking"
 
 
-def test_random_paths_are_different_ones():
+def test_random_paths_are_distinct():
     paths = random_paths(load_space("fashion"), 500, 3)
     assert len(set(paths)) == len(paths) == 500
     assert paths == random_paths(load_space("fashion"), 500, 3)
-    assert len(random_paths(load_space("fashion"), 10_000, 3)) == 2187  # all there are
+    assert len(random_paths(load_space("fashion"), 10_000, 3)) == 2187  # all paths of the space
 
 
-def test_wrong_input_gets_one_line(run_cli, run, tmp_path):
+def test_wrong_input_gives_a_one_line_error(run_cli, run, tmp_path):
     empty = tmp_path / "empty"
     shutil.copytree(run, empty, ignore=shutil.ignore_patterns("step-*", "studies"))
-    for arguments, told in [
+    for arguments, message in [
         ([empty], "has no checkpoints of a supernet; train one with greedynas train"),
         ([tmp_path / "nothing"], "is not a run directory"),
-        ([run, "--paths", 5], "a rank correlation of 5 paths says nothing; take at least 30"),
+        ([run, "--paths", 5], "a rank correlation of 5 paths is not meaningful; take at least 30"),
         ([run, "--uniform", run], "was trained with sampler greedy, not uniform"),
     ]:
         code, _, err = run_cli("study", "ranking", *arguments, "--out", tmp_path / "study")
         assert code == 2
-        assert told in err
+        assert message in err
         assert len(err.splitlines()) == 1
         assert not (tmp_path / "study").exists()
 
 
-def test_a_uniform_run_of_another_space(run_cli, run, tmp_path):
+def test_a_uniform_run_of_another_space_is_refused(run_cli, run, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     config = read_run_config(run)

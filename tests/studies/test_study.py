@@ -16,7 +16,7 @@ CONSOLE = Console(quiet=True)
 
 
 def square(folder, settings, console):
-    """Leaves a trace of every call beside the study."""
+    """Record each call in a file beside the study and return a square."""
     with (folder.parents[2] / "calls.txt").open("a") as file:
         file.write(f"{folder.name} {os.getpid()}\n")
     return {"square": settings["x"] ** 2, "row": np.arange(settings["x"])}
@@ -54,14 +54,14 @@ def test_results_come_back_by_name_with_their_arrays(tmp_path):
     assert saved["machine"]
 
 
-def test_what_is_there_is_not_worked_out_again_and_more_can_be_added(tmp_path):
+def test_finished_parts_are_not_computed_again_and_more_can_be_added(tmp_path):
     run_parts(tmp_path / "study", parts(2), CONSOLE, jobs=1)
     done = run_parts(tmp_path / "study", parts(2, 5), CONSOLE, jobs=1)
     assert calls(tmp_path) == ["p2", "p5"]
     assert done["p2"].result == {"square": 4}
 
 
-def test_parts_run_side_by_side_in_processes(tmp_path):
+def test_parts_run_in_parallel_processes(tmp_path):
     done = run_parts(tmp_path / "study", parts(2, 3), CONSOLE, jobs=2)
     assert [done[name].result["square"] for name in ("p2", "p3")] == [4, 9]
     workers = {line.split()[1] for line in (tmp_path / "calls.txt").read_text().splitlines()}
@@ -80,7 +80,7 @@ def test_other_settings_are_refused_with_the_differences(tmp_path):
     assert run_parts(tmp_path / "study", free, CONSOLE, jobs=1)["p2"].result == {"square": 4}
 
 
-def test_a_part_that_was_cut_short_is_worked_out_again(tmp_path):
+def test_an_interrupted_part_is_computed_again(tmp_path):
     run_parts(tmp_path / "study", parts(4), CONSOLE, jobs=1)
     (tmp_path / "study" / "parts" / "p4.json").unlink()  # its arrays are written before it
     assert run_parts(tmp_path / "study", parts(4), CONSOLE, jobs=1)["p4"].arrays["row"].tolist() == [0, 1, 2, 3]
@@ -101,18 +101,18 @@ def test_an_error_of_one_part_ends_the_others(tmp_path):
     assert time.perf_counter() - start < 40
 
 
-def test_a_killed_process_is_told_in_one_line(tmp_path):
-    with pytest.raises(GreedyNASError, match="was killed, perhaps for want of memory"):
+def test_a_killed_process_gives_a_one_line_error(tmp_path):
+    with pytest.raises(GreedyNASError, match="was killed, perhaps because memory ran out"):
         run_parts(tmp_path / "study", parts(1, 2, work=die), CONSOLE, jobs=2)
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_study_is_refused(tmp_path):
     (tmp_path / "letters.txt").touch()
     with pytest.raises(GreedyNASError, match="is not empty and not a greedynas study"):
         run_parts(tmp_path, parts(1), CONSOLE, jobs=1)
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_only_one_process_works_on_a_study(tmp_path):
     with studies._locked(tmp_path / "study"), pytest.raises(GreedyNASError, match="in use by another"):
         run_parts(tmp_path / "study", parts(1), CONSOLE, jobs=1)
 
@@ -122,13 +122,13 @@ def a_study(**changes):
 
     chart = Chart(figure(line([1, 2], [3, 4], "ours", BLUE)), "Two points.", "How to read it.")
     table = Table(["method", "τ"], [["<b>greedy</b>", "0.8"]], title="Agreement", note="One seed.")
-    facts = {"name": "macro", "title": "Greedy is 0.8", "lead": "Told & shown.", "settings": {"a": 1}}
+    facts = {"name": "macro", "title": "Greedy is 0.8", "lead": "Text & charts.", "settings": {"a": 1}}
     facts |= {"results": {"tau": 0.8, "none": float("nan"), "n": np.int64(3)}, "tables": [table]}
     return Study(**{**facts, "draw": lambda: [Panel("Figure 2", {"The paper": chart, "Ours": chart})], **changes})
 
 
-def test_a_study_names_the_machines_and_versions_that_worked_out_its_parts(tmp_path):
-    """The page may be made elsewhere: of parts that a machine with a GPU sent back."""
+def test_a_study_names_the_machines_and_versions_that_computed_its_parts(tmp_path):
+    """Make the page from parts of another machine, such as one with a GPU."""
     run_parts(tmp_path / "study", parts(2, 3), CONSOLE, jobs=1)
     for name, torch_version in {"p2": "2.11.0", "p3": "2.12.1"}.items():
         file = tmp_path / "study" / "parts" / f"{name}.json"
@@ -137,45 +137,45 @@ def test_a_study_names_the_machines_and_versions_that_worked_out_its_parts(tmp_p
             json.dumps({**saved, "machine": "a GPU", "versions": {"python": "3.12", "torch": torch_version}})
         )
     alone = run_parts(tmp_path / "study", parts(2), CONSOLE, jobs=1)
-    told = publish(tmp_path / "alone", a_study(parts=list(alone.values())), CONSOLE)
-    assert (told["machine"], told["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0"})
+    published = publish(tmp_path / "alone", a_study(parts=list(alone.values())), CONSOLE)
+    assert (published["machine"], published["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0"})
     two = run_parts(tmp_path / "study", parts(2, 3), CONSOLE, jobs=1)
-    told = publish(tmp_path / "two", a_study(parts=list(two.values())), CONSOLE)
-    assert (told["machine"], told["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0, 2.12.1"})
+    published = publish(tmp_path / "two", a_study(parts=list(two.values())), CONSOLE)
+    assert (published["machine"], published["versions"]) == ("a GPU", {"python": "3.12", "torch": "2.11.0, 2.12.1"})
     assert "2.11.0, 2.12.1" in (tmp_path / "two" / "study.html").read_text()
 
 
 def test_a_study_is_published_as_json_and_as_one_page(tmp_path):
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
-    told = publish(tmp_path, a_study(), console)
+    published = publish(tmp_path, a_study(), console)
     saved = json.loads((tmp_path / "study.json").read_text())
     assert saved["results"] == {"tau": 0.8, "none": None, "n": 3}
     assert (saved["schema_version"], saved["study"], saved["settings"]) == (1, "macro", {"a": 1})
     assert saved["machine"]
     assert saved["versions"]["torch"]
     page = (tmp_path / "study.html").read_text()
-    assert told["page"] == str(tmp_path / "study.html")
+    assert published["page"] == str(tmp_path / "study.html")
     assert "&lt;b&gt;greedy" in page
-    assert "nothing to quote" not in page  # that is for --quick
+    assert "not meaningful" not in page  # the note of --quick
     assert "<b>greedy" not in page
     assert page.index("The paper") < page.index("Ours")
     assert len(re.findall(r'data-chart="(chart\d)"', page)) == 2
-    assert "default-src 'none'" in page  # nothing is fetched
+    assert "default-src 'none'" in page  # the page loads nothing
     text = console.export_text()
     assert "Agreement" in text
     assert "<b>greedy</b>" in text
     assert "study.html" in text
 
 
-def test_without_plotly_the_rest_is_written_and_the_page_can_be_made_later(tmp_path, monkeypatch):
+def test_without_plotly_everything_but_the_page_is_written(tmp_path, monkeypatch):
     console = Console(record=True, width=200, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     monkeypatch.setattr(studies, "find_spec", lambda name: None)
-    publish(tmp_path, a_study(draw=lambda: pytest.fail("there is nothing to draw with")), console)
+    publish(tmp_path, a_study(draw=lambda: pytest.fail("plotly is missing")), console)
     assert (tmp_path / "study.json").exists()
     assert not (tmp_path / "study.html").exists()
     assert "install plotly and give the same command again" in console.export_text()
 
 
-def test_json_safe():
+def test_json_safe_converts_numpy_and_non_finite_numbers():
     value = {"a": [np.float32(1.5), float("inf")], 2: (np.int64(4), None, "x", True)}
     assert json_safe(value) == {"a": [1.5, None], "2": [4, None, "x", True]}

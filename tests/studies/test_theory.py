@@ -14,13 +14,13 @@ def test_the_papers_two_numbers():
 
 @pytest.mark.parametrize(("m", "k", "q"), [(3, 2, 0.3), (5, 5, 0.9), (4, 1, 0.5)])
 def test_theorem_1_by_counting(m, k, q):
-    """Every outcome of m draws, one by one."""
+    """Add up the probabilities of all outcomes of m draws."""
     outcomes = itertools.product((0, 1), repeat=m)
     expected = sum(math.prod(q if good else 1 - q for good in one) for one in outcomes if sum(one) >= k)
     assert at_least(k, m, q) == pytest.approx(expected)
 
 
-def test_the_command_prints_and_writes_them(run_cli, tmp_path):
+def test_the_command_prints_and_writes_both_numbers(run_cli, tmp_path):
     code, out, _ = run_cli("study", "theory", "--out", tmp_path / "study")
     assert code == 0
     assert "83.38%, with the pool 99.36%" in out
@@ -34,25 +34,25 @@ def test_the_command_prints_and_writes_them(run_cli, tmp_path):
     assert "83.38%" in page
 
 
-def test_json_is_all_that_is_on_stdout(run_cli, tmp_path):
+def test_stdout_has_only_the_json(run_cli, tmp_path):
     code, out, _ = run_cli("study", "theory", "--m", 20, "--k", 8, "--q", 0.3, "--json", "--out", tmp_path / "study")
     assert code == 0
     assert json.loads(out)["results"]["without_pool"] == pytest.approx(at_least(8, 20, 0.3))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--k", 11], "k lies between 1 and m"),
-        (["--k", 0], "k lies between 1 and m"),
-        (["--q", 1.5], "--q is a probability, got 1.5"),
-        (["--epsilon", -1], "--epsilon is a probability"),
+        (["--k", 11], "k must be between 1 and m"),
+        (["--k", 0], "k must be between 1 and m"),
+        (["--q", 1.5], "--q must be a probability between 0 and 1, got 1.5"),
+        (["--epsilon", -1], "--epsilon must be a probability"),
     ],
 )
-def test_wrong_numbers_get_one_line(run_cli, tmp_path, arguments, told):
+def test_wrong_numbers_give_a_one_line_error(run_cli, tmp_path, arguments, message):
     code, _, err = run_cli("study", "theory", *arguments, "--out", tmp_path / "study")
     assert code == 2
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 

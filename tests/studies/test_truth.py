@@ -30,12 +30,12 @@ def tau_b(truth, scores):
 # The published file
 
 
-def test_the_known_facts_about_it(published):
+def test_known_facts_of_the_published_file(published):
     best = published.accuracies.argmax()
     assert (len(published.paths), len(published.distinct)) == (6561, 3969)
     assert published.paths[best].tolist() == [2, 2, 2, 1, 2, 2, 0, 2]
     assert published.accuracies[best] == pytest.approx(93.127, abs=5e-4)
-    assert published.accuracies[0] == pytest.approx(45.363, abs=5e-4)  # nothing but identities
+    assert published.accuracies[0] == pytest.approx(45.363, abs=5e-4)  # only identities
     assert (published.accuracies.mean(), published.accuracies.std()) == pytest.approx((90.247, 2.683), abs=5e-4)
     assert (published.accuracies == published.accuracies[published.network]).all()
 
@@ -56,7 +56,7 @@ def test_one_training_against_the_mean_of_the_others(published):
 
 
 def test_the_noise_ceiling(published):
-    """About 0.949. The noise behind it is that of the trainings: simulated ones agree as well as the real ones do."""
+    """Check that it is about 0.949, and that trainings with the simulated noise agree as well as the real ones."""
     found = [tau_b(published, published.perfect_predictor(draw)) for draw in range(5)]
     assert np.mean(found) == pytest.approx(0.949, abs=2e-3)
     assert np.std(found) < 2e-3
@@ -65,7 +65,7 @@ def test_the_noise_ceiling(published):
     assert rank_correlations(simulated[:, 0], simulated[:, 1:].mean(1))["tau_b"] == pytest.approx(0.896, abs=3e-3)
 
 
-# What is done with such a file
+# Reading and using such a file
 
 
 def test_a_file_is_read_path_by_path(truth, synthetic_truth):
@@ -95,7 +95,7 @@ def test_rankings_that_need_no_supernet(truth):
 
 
 def test_the_additive_model_is_the_best_one(truth):
-    """Its errors are not related to which op is where; a truth that is a sum is met exactly."""
+    """Check that its errors are unrelated to the ops, and that it fits an additive truth exactly."""
     model = truth.additive_model()
     for layer in range(8):
         for op in range(3):
@@ -106,7 +106,7 @@ def test_the_additive_model_is_the_best_one(truth):
 
 
 def test_the_noise_of_one_training_is_found_from_networks_of_similar_accuracy(truth):
-    """The made-up truth knows how much its trainings vary: by 0.15 points at 92%, by four times as much at 74%."""
+    """Compare with the synthetic truth, whose trainings vary by 0.15 points at 92% and by four times as much at 74%."""
     expected = deviation(truth.accuracies)
     usual = (truth.accuracies > 80) & (truth.accuracies < 91)
     assert truth.deviations[usual] == pytest.approx(expected[usual], rel=0.2)
@@ -124,7 +124,7 @@ def test_a_perfect_predictor_is_as_far_from_the_truth_as_a_mean_of_three_trainin
     assert (first == truth.perfect_predictor(0)).all()
 
 
-def test_some_of_the_paths(truth):
+def test_the_truth_can_be_restricted_to_some_paths(truth):
     chosen = np.array([5, 700, 701, 3000])
     some = truth.only(chosen)
     assert (some.accuracies == truth.accuracies[chosen]).all()
@@ -143,14 +143,14 @@ def test_some_of_the_paths(truth):
         ('{"00000000": {"test_acc": "abc", "flops": 1, "params": 1}}', "of network 00000000"),
     ],
 )
-def test_a_file_that_is_not_the_truth(tmp_path, text, why):
+def test_a_file_that_is_not_the_truth_is_refused(tmp_path, text, why):
     file = tmp_path / "truth.json"
     file.write_text(text)
     with pytest.raises(GreedyNASError, match=f"truth.json is not NAS-Bench-Macro's ground truth: .*{why}"):
         read_truth(file)
 
 
-def test_a_file_of_other_networks(tmp_path, synthetic_truth):
+def test_a_file_of_other_networks_is_refused(tmp_path, synthetic_truth):
     data = json.loads(synthetic_truth.read_text())
     data["22222222"]["flops"] += 1
     (tmp_path / "other.json").write_text(json.dumps(data))
@@ -158,7 +158,7 @@ def test_a_file_of_other_networks(tmp_path, synthetic_truth):
         read_truth(tmp_path / "other.json")
 
 
-def test_no_file(tmp_path, monkeypatch):
+def test_a_missing_file_is_named(tmp_path, monkeypatch):
     with pytest.raises(GreedyNASError, match=r"missing.json cannot be read: No such file"):
         read_truth(tmp_path / "missing.json")
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_no_file(tmp_path, monkeypatch):
         find_truth(None)
 
 
-def test_another_space(synthetic_truth):
+def test_another_space_is_refused(synthetic_truth):
     with pytest.raises(GreedyNASError, match="the ground truth is that of space macro, not of tiny"):
         read_truth(synthetic_truth, tiny_space())
     read_truth(synthetic_truth, load_space("macro").adapt(num_classes=3, image_size=16))  # the same layers

@@ -1,4 +1,4 @@
-"""The mutation run itself: what it changes in a piece of code, and what it says of tests that are too weak."""
+"""Mutation testing itself: the changes it makes in a piece of code, and its report on tests that are too weak."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def mutations(monkeypatch):
         ("é = 1; return é + b", {"é = 1; return (é - b)"}),
     ],
 )
-def test_what_is_changed(mutations, line, expected):
+def test_a_line_has_the_expected_mutants(mutations, line, expected):
     source = f'def f(a, b):\n    """Return 1."""\n    {line}\n'
     found = mutations.mutants(source)
     assert expected <= {mutant.after for mutant in found}
@@ -64,23 +64,23 @@ def test_what_is_changed(mutations, line, expected):
         "x = [a for a, b in zip(c, d, strict=True)]",
     ],
 )
-def test_what_says_something_but_computes_nothing_is_left_alone(mutations, source):
+def test_text_and_annotations_are_not_changed(mutations, source):
     assert mutations.mutants(source) == []
 
 
-def test_a_message_is_left_alone_and_the_error_is_not(mutations):
+def test_the_message_of_an_error_is_not_changed_but_the_error_is(mutations):
     (found,) = mutations.mutants('def f():\n    raise ValueError(1 + 1, f"{2}")\n')
     assert found.after == "pass"
 
 
-def test_the_id_of_a_mutant_does_not_depend_on_what_stands_before_it(mutations):
+def test_the_id_of_a_mutant_does_not_depend_on_preceding_code(mutations):
     source = "def f(a):\n    a += 1\n    a += 1\n    return a\n"
     ids = [mutant.id for mutant in mutations.mutants(source)]
     moved = mutations.mutants(f"import x\n\n\ndef g():\n    return 3\n\n\n{source}")
     assert [mutant.id for mutant in moved if mutant.function == "f"] == ids
 
 
-def test_what_is_mutated_and_its_tests_are_there(mutations):
+def test_all_mutated_modules_and_their_tests_exist(mutations):
     import mutants
 
     for file, tests in mutants.MODULES.values():
@@ -96,7 +96,7 @@ def run(root, *arguments):
     return done, [json.loads(line) for line in lines]
 
 
-def test_a_run_finds_what_tests_do_not_notice(tmp_path):
+def test_a_run_finds_the_mutants_that_survive(tmp_path):
     shutil.copytree(TOOLS, tmp_path / "tools")
     script = (TOOLS / "mutants.py").read_text()
     (tmp_path / "tools" / "mutants.py").write_text(
@@ -131,14 +131,14 @@ def test_a_run_finds_what_tests_do_not_notice(tmp_path):
     )
     done, results = run(tmp_path, "--again", "--sample", "6", "--jobs", "2")
     again = {result["after"]: result["outcome"] for result in results[7:]}
-    assert len(again) in (4, 5)  # of those that survived, the ones in the sample
+    assert len(again) in (4, 5)  # the survivors in the sample
     assert again.pop("if (x >= 3):", "survived") == again.pop("if x > 2:", "survived") == "survived"
     assert set(again.values()) == {"killed"}
 
     equal = [("if x > 3:", "if (x >= 3):"), ("if x > 3:", "if x > 2:")]
     known = [{"module": "pool", "function": "clip", "before": old, "after": new, "why": "3 is 3"} for old, new in equal]
     (tmp_path / "tools" / "surviving_mutants.yaml").write_text(json.dumps(known))
-    results = run(tmp_path, "--again")[1]  # also what was not in the sample
+    results = run(tmp_path, "--again")[1]  # including those that were not in the sample
     done, same = run(tmp_path)
     assert same == results  # nothing is tested twice
     assert done.returncode == 0

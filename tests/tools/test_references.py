@@ -1,4 +1,4 @@
-"""Every file of `benchmarks/` that is named anywhere is there."""
+"""Every file of `benchmarks/` that is named in the repository exists."""
 
 import re
 from pathlib import Path
@@ -32,14 +32,14 @@ def texts() -> list[tuple[Path, str]]:
     return [(file, file.read_text(encoding="utf-8")) for file in chosen]
 
 
-def test_named_benchmarks_are_there():
+def test_named_benchmarks_exist():
     named = {(file, name.rstrip("./")) for file, text in texts() for name in NAMED.findall(text)}
     assert len(named) > 40
     assert [(file.relative_to(ROOT), name) for file, name in sorted(named) if not any(ROOT.glob(name))] == []
 
 
 @pytest.mark.parametrize("page", ["benchmarks/README.md", "benchmarks/records/tuning.md"])
-def test_links_and_tables_of_benchmarks_lead_somewhere(page):
+def test_links_and_tables_of_benchmarks_name_existing_files(page):
     file = ROOT / page
     text = file.read_text(encoding="utf-8")
     assert [link for link in LINKED.findall(text) if not (file.parent / link).exists()] == []

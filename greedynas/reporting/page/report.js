@@ -1,10 +1,10 @@
 "use strict";
-// The theme comes first, so that the page does not flash; the charts follow when plotly.js, at the end of the page, is there.
+// The theme is set first, so that the page does not flash; the charts follow when plotly.js at the end of the page is loaded.
 const STORE = "greedynas-report-theme";
 const root = document.documentElement;
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const charts = []; // {place, figure}
-let dark = {}; // colours of the figures to their twins in the dark theme
+let dark = {}; // maps the colours of the figures to those of the dark theme
 
 function remembered() {
   try {
@@ -18,7 +18,7 @@ function remember(theme) {
   try {
     localStorage.setItem(STORE, theme);
   } catch {
-    // then it lasts as long as the page
+    // the choice then lasts until the page is closed
   }
 }
 
@@ -33,7 +33,7 @@ function recoloured(value, key, theme) {
     return (theme === "dark" && /color/i.test(key) && dark[value]) || value;
   }
   if (Array.isArray(value)) {
-    // Only scales of colours have colours in arrays; long data is passed on as it is.
+    // Only colour scales have colours in arrays; data is passed on unchanged.
     return /colorscale/i.test(key) ? value.map((item) => recoloured(item, key, theme)) : value;
   }
   if (value && typeof value === "object") {
@@ -104,7 +104,7 @@ document.addEventListener("DOMContentLoaded", async () => {
   root.dataset.drawn = String(charts.length);
 });
 
-// Paper is light, and narrower than most screens.
+// Printed pages use the light theme, and paper is narrower than most screens.
 addEventListener("beforeprint", () => {
   root.dataset.screenTheme = root.dataset.theme || "";
   root.dataset.theme = "light";

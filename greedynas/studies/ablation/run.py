@@ -1,4 +1,5 @@
-"""`greedynas study ablation`: the paper's Table 4. Filtering and the three uses of the pool, each on and off: Net1 to Net6.
+"""`greedynas study ablation`: the paper's Table 4, which switches filtering and the three uses of the pool on and off
+(Net1 to Net6).
 
 Net4 and Net6 are searches on the same supernet: one starts from random paths, the other from the pool.
 """
@@ -26,11 +27,11 @@ from greedynas.studies.contests import (
     top1_of,
     true_rank,
 )
-from greedynas.studies.macro.results import told
-from greedynas.studies.methods.results import STANDS_IN, spread_note, times
+from greedynas.studies.macro.results import with_interval
+from greedynas.studies.methods.results import NO_RETRAINING, spread_note, times
 from greedynas.studies.methods.run import KEPT, QUICK, QUICK_SEEDS
 from greedynas.studies.study import Done, Panel, Part, Study, publish, run_parts
-from greedynas.studies.verdicts import NO_DIFFERENCE, Row, differences, summaries, told_difference
+from greedynas.studies.verdicts import NO_DIFFERENCE, Row, difference_text, differences, summaries
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ NETS = {
     "Net5": Net(True, True, True, False, 74.84),
     "Net6": Net(True, True, True, True, 74.89),
 }
-PAIRS = {  # what the paper reads from the table
+PAIRS = {  # the paper's comparisons
     ("Net2", "Net1"): "filtering, without the pool",
     ("Net6", "Net3"): "filtering, with the pool",
     ("Net6", "Net2"): "the pool",
@@ -73,17 +74,17 @@ SWITCHES = {
     "sampling": "sample",
     "initialisation": "start",
     "stopping": "stop",
-}  # and as columns
+}  # labels of the columns
 BINS = 40  # of the histogram
 
 
 def quick(options: Options) -> Options:
-    """Small sizes for the embedded images: minutes on a CPU, to see how it works; no result to quote."""
+    """Return options of small sizes for the embedded images: minutes on a CPU, without meaningful results."""
     return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS], quick=True)
 
 
 def study_ablation(folder: Path, options: Options, console: Console) -> dict[str, Any]:
-    """Train, search and retrain what is not there yet, then compare."""
+    """Train, search and retrain the missing parts, then compare."""
     base = contest_config(options)
     truth = check_options(base, options)
     done = _run(folder, options, console)
@@ -98,12 +99,13 @@ def study_ablation(folder: Path, options: Options, console: Console) -> dict[str
         row["network"] = compact(network, base.space)
         rows.append(row if truth is None or feasible is None else {**row, **true_rank(network, truth, feasible)})
     searched = _searched_accuracies(done, options.seeds)
-    settings = {**options.told(), "space": base.space.name, "max_epochs": base.train.max_epochs}
+    settings = {**options.as_json(), "space": base.space.name, "max_epochs": base.train.max_epochs}
     return publish(folder, ablation_study(rows, searched, settings, [*done.values(), *retrained]), console)
 
 
 def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:
-    """All parts, Net5's last: where Net6's training never stopped early, Net5's would be the same again."""
+    """Compute all parts, Net5's last: if Net6's training never stopped early, Net5's would be identical and is not
+    repeated."""
     parts = {part.name: part for part in ablation_parts(options)}
     twins = {f"{NETS['Net5'].supernet}-{seed}": f"{NETS['Net6'].supernet}-{seed}" for seed in options.seeds}
     done = run_parts(folder, [part for name, part in parts.items() if name not in twins], console, options.jobs)
@@ -113,7 +115,7 @@ def _run(folder: Path, options: Options, console: Console) -> dict[str, Done]:
 
 
 def ablation_parts(options: Options) -> list[Part]:
-    """One part a supernet, with the searches of all nets that it has."""
+    """Return one part per supernet, with the searches of all its nets."""
     base = contest_config(options)
     parts = []
     for seed in options.seeds:
@@ -147,7 +149,7 @@ def _row(name: str, seed: int, chosen: dict[str, Any], part: Done, retrainings: 
 
 
 def _searched_accuracies(done: Mapping[str, Done], seeds: tuple[int, ...]) -> dict[str, list[float]]:
-    """Accuracies on the supernet of all paths that the searches of Net6 and Net4 evaluated."""
+    """Return the accuracies on the supernet of all paths that the searches of Net6 and Net4 evaluated."""
     found = {}
     for name in ("Net6", "Net4"):
         net = NETS[name]
@@ -156,7 +158,7 @@ def _searched_accuracies(done: Mapping[str, Done], seeds: tuple[int, ...]) -> di
     return found
 
 
-# What it says
+# Results
 
 
 def ablation_study(
@@ -169,14 +171,16 @@ def ablation_study(
         "rows": rows,
     }  # fmt: skip
     shown = [one for one in results["differences"] if one["verdict"] in ("better", "worse")]
-    said = "; ".join(f"{PAIRS[one['ours'], one['theirs']]}: {one['verdict']} ({told_difference(one)})" for one in shown)
-    stands_in = f" No network was retrained: {STANDS_IN}." if settings["ground_truth"] else ""
+    verdicts = "; ".join(
+        f"{PAIRS[one['ours'], one['theirs']]}: {one['verdict']} ({difference_text(one)})" for one in shown
+    )
+    note = f" No network was retrained: {NO_RETRAINING}." if settings["ground_truth"] else ""
     return Study(
         name="ablation",
-        title=f"Ablation: {said}" if said else f"Ablation: {_nothing(results)}",
-        lead="Path filtering, sampling from the pool, a search that starts from the pool, and stopping when the pool is steady, "
-        f"each on and off as in Table 4 of the paper.{stands_in} Net1 is uniform sampling. A switch is said to help only where the "
-        "95% interval of the paired differences says so.",
+        title=f"Ablation: {verdicts or _no_difference(results)}",
+        lead="Path filtering, sampling from the pool, a search that starts from the pool, and stopping when the pool is steady are "
+        f"switched on and off as in Table 4 of the paper.{note} Net1 is uniform sampling. A switch is said to help only if the "
+        "95% interval of the paired differences supports it.",
         settings=settings,
         results=results,
         tables=[nets_table(results, settings), difference_table(results)],
@@ -185,9 +189,9 @@ def ablation_study(
     )
 
 
-def _nothing(results: dict[str, Any]) -> str:
+def _no_difference(results: dict[str, Any]) -> str:
     if all(one["n"] == 1 for one in results["differences"]):
-        return "with one seed no difference can be shown"
+        return "one seed cannot show a difference"
     if any(one["verdict"].startswith(("better", "worse")) for one in results["differences"]):
         return f"no difference that holds with all {len(PAIRS)} comparisons counted"
     return NO_DIFFERENCE
@@ -204,10 +208,10 @@ def nets_table(results: dict[str, Any], settings: dict[str, Any]) -> Table:
     columns = {
         "": names,
         **switches,
-        top1: [told(found[name]["top1"], 2) for name in names],
+        top1: [with_interval(found[name]["top1"], 2) for name in names],
         "the paper": [f"{NETS[name].paper:.2f}" for name in names],
-        "true rank": [told(found[name]["rank"], 1) if "rank" in found[name] else "" for name in names],
-        "epochs": [_told_epochs(found[name]["epochs"]) for name in names],
+        "true rank": [with_interval(found[name]["rank"], 1) if "rank" in found[name] else "" for name in names],
+        "epochs": [_epochs_text(found[name]["epochs"]) for name in names],
         "corrected": column("corrected_images", count),
         "FLOPs": column("macs", count),
         "params": column("params", count),
@@ -220,18 +224,18 @@ def nets_table(results: dict[str, Any], settings: dict[str, Any]) -> Table:
         for name in names
         if NETS[name].stopping
     )
-    retrained = f"Nothing was retrained: {STANDS_IN}." if settings["ground_truth"] else f"Each network was retrained {times(settings['retrain_seeds'])}."  # fmt: skip
+    retrained = f"Nothing was retrained: {NO_RETRAINING}." if settings["ground_truth"] else f"Each network was retrained {times(settings['retrain_seeds'])}."  # fmt: skip
     note = (
-        "Filter: path filtering. Sample: from the pool. Start: of the search, from the pool. Stop: when the pool is steady. "
+        "Filter: path filtering. Sample: sampling from the pool. Start: the search starts from the pool. Stop: when the pool is steady. "
         f"{spread_note(found, settings['seeds'])} {retrained} Stopped before epoch {settings['max_epochs']} "
-        f"(of {len(settings['seeds'])} seeds): {early}. All searched: mean accuracy on the supernet of all paths that the "
+        f"(number of {len(settings['seeds'])} seeds): {early}. All searched: mean accuracy on the supernet of all paths that the "
         "search evaluated. The paper: ImageNet, 330M FLOPs, one network each."
     )
     return make_table(columns, title="Net1 to Net6 (Table 4)", note=note)
 
 
-def _told_epochs(summary: dict[str, Any]) -> str:
-    return f"{summary['mean']:g}" if summary["low"] == summary["high"] else told(summary, 1)
+def _epochs_text(summary: dict[str, Any]) -> str:
+    return f"{summary['mean']:g}" if summary["low"] == summary["high"] else with_interval(summary, 1)
 
 
 def difference_table(results: dict[str, Any]) -> Table:
@@ -239,20 +243,20 @@ def difference_table(results: dict[str, Any]) -> Table:
     for one in results["differences"]:
         ours, theirs = one["ours"], one["theirs"]
         paper = f"{NETS[ours].paper - NETS[theirs].paper:+.2f}"
-        rows.append([f"{ours} − {theirs}: {PAIRS[ours, theirs]}", told_difference(one), paper, one["verdict"]])
+        rows.append([f"{ours} − {theirs}: {PAIRS[ours, theirs]}", difference_text(one), paper, one["verdict"]])
     for one in results["searched"]:
         label = f"{one['ours']} − {one['theirs']}: accuracy on the supernet of all searched paths"
-        rows.append([label, told_difference(one), "higher", one["verdict"]])
+        rows.append([label, difference_text(one), "higher", one["verdict"]])
     note = (
         f"Points, paired by seed: mean and 95% interval (Student's t, n = {results['differences'][0]['n']}). With "
-        f"{len(PAIRS)} comparisons one in twenty would show something by chance."
+        f"{len(PAIRS)} comparisons, one in twenty would show a difference by chance."
     )
     return Table(
         ["", "difference", "the paper", "verdict"],
         rows,
         frozenset({"verdict"}),
         note=note,
-        title="What each switch brings",
+        title="Effect of each switch",
     )
 
 
@@ -282,12 +286,12 @@ def _panels(results: dict[str, Any], searched: dict[str, list[float]], settings:
         Panel(
             "Table 4: top-1 of Net1 to Net6",
             {"The paper (ImageNet)": points_chart(paper, {}, "top-1, %", "One network each.", colours), "Ours": ours},
-            f"Ours: {STANDS_IN}." if settings["ground_truth"] else "",
+            f"Ours: {NO_RETRAINING}." if settings["ground_truth"] else "",
         ),
         Panel(
             "All searched paths, with and without the pool",
             {"Ours": Chart(histogram, f"Histograms of accuracy on the supernet; means: {means}.", f"Means: {means}. The same supernets.")},
-            "The paper's figure has no numbers in its text; it says of it that the accuracy of searched paths is on average "
-            "higher where the search starts from the pool.",
+            "The paper gives no numbers for its figure; it says that the accuracy of searched paths is higher on average "
+            "if the search starts from the pool.",
         ),
     ]  # fmt: skip

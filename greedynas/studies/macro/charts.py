@@ -7,7 +7,7 @@ from greedynas.reporting.charts import BLUE, GREEN, GREY, OCHRE, ORANGE, PURPLE,
 from greedynas.studies.study import Done, Panel
 from greedynas.studies.truth import Truth
 
-# Ochre: greedy at a share of the cost.
+# Ochre is for greedy at a share of the cost.
 COLOURS = defaultdict(lambda: OCHRE, greedy=ORANGE, uniform=BLUE, fair=GREEN)
 # Table 1 of the paper: corrected #optimization in millions of images, top-1 on ImageNet in percent.
 PAPER = {
@@ -30,18 +30,18 @@ def macro_panels(truth: Truth, done: list[Done], results: dict[str, Any]) -> lis
             },
         ),
         Panel(
-            "What is found, and what it costs",
+            "Found networks and cost",
             {"The paper, Table 1 (ImageNet)": _paper_cost(), "Ours (macro, CIFAR-10)": _our_cost(results)},
-            "The paper retrains each found network; here the ground truth stands in for retraining.",
+            "The paper retrains each found network; here the ground truth replaces retraining.",
         ),
         Panel("Accuracy on the supernet and after training from scratch", _scatters(truth, done)),
     ]
     moments = _moments(results)
-    return [*panels, Panel("Along the training", {"τ-b of networks": moments})] if moments is not None else panels
+    return [*panels, Panel("During training", {"τ-b of networks": moments})] if moments is not None else panels
 
 
 def _correlations(results: dict[str, Any], group: str) -> Chart:
-    """One point a training, and lines for what needs none."""
+    """Draw a point for each training, and lines for rankings that need none."""
     traces = []
     for method in results["methods"]:
         taus = [row[group]["tau_b"] for row in results["parts"] if row["method"] == method]
@@ -62,7 +62,7 @@ def _correlations(results: dict[str, Any], group: str) -> Chart:
     chart = figure(*traces, height=420)
     known = {name: measured[group]["tau_b"] for name, measured in results["references"].items()}
     for name, tau in known.items():
-        crowded = any(0 < other - tau < LABEL for other in known.values())  # a label above would lie on the next line
+        crowded = any(0 < other - tau < LABEL for other in known.values())  # a label above would overlap the next line
         chart.add_hline(y=tau, line={"color": GREY, "width": 1, "dash": "dot"})
         chart.add_annotation(
             xref="paper", x=1, y=tau, text=f"{name} {tau:.3f}", showarrow=False, xanchor="right",
@@ -71,13 +71,13 @@ def _correlations(results: dict[str, Any], group: str) -> Chart:
     chart.update_yaxes(
         title_text="Kendall τ-b", range=[min(0, *(tau or 0 for trace in traces for tau in trace.y)) - 0.02, 1]
     )
-    told = ", ".join(f"{name} {tau:.3f}" for name, tau in known.items())
+    values = ", ".join(f"{name} {tau:.3f}" for name, tau in known.items())
     return Chart(
         chart,
         f"Kendall τ-b of each supernet with the truth, over {'distinct networks' if group == 'distinct' else 'all paths'}; "
-        f"for comparison {told}.",
-        "One point a training (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and what "
-        "a perfect predictor would have beside so uncertain a truth.",
+        f"for comparison {values}.",
+        "One point per training (seed). Dotted: rankings without a supernet, an additive model fitted to the truth, and a "
+        "perfect predictor, which is limited by the uncertainty of the truth.",
     )
 
 
@@ -92,8 +92,8 @@ def _paper_cost() -> Chart:
     chart = figure(*traces, height=380)
     chart.update_xaxes(title_text="corrected images, millions", rangemode="tozero")
     chart.update_yaxes(title_text="top-1 of the found network, %")
-    told = "; ".join(f"{name} {cost}M images, {accuracy}%" for name, (cost, accuracy) in PAPER.items())
-    return Chart(chart, f"The paper's Table 1: {told}.", "320M to 326M FLOPs; -E: at greedy's cost.")
+    values = "; ".join(f"{name} {cost}M images, {accuracy}%" for name, (cost, accuracy) in PAPER.items())
+    return Chart(chart, f"The paper's Table 1: {values}.", "320M to 326M FLOPs; -E: at greedy's cost.")
 
 
 def _our_cost(results: dict[str, Any]) -> Chart:
@@ -121,12 +121,12 @@ def _our_cost(results: dict[str, Any]) -> Chart:
     return Chart(
         chart,
         f"Corrected cost and true accuracy of the network that each supernet finds; the best has {best:.3f}%.",
-        "Without a limit on FLOPs; one point a training.",
+        "Without a limit on FLOPs; one point per training.",
     )
 
 
 def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
-    """The distinct networks as each method's first supernet ranks them."""
+    """Draw the distinct networks as each method's first supernet ranks them."""
     charts = {}
     for part in done:
         method, mode = part.settings["method"], part.settings["bn"][0]
@@ -149,7 +149,7 @@ def _scatters(truth: Truth, done: list[Done]) -> dict[str, Chart]:
         label = (
             f"Scatter plot of {len(accuracy):,} distinct networks: true accuracy and accuracy on the {method} supernet."
         )
-        charts[method] = Chart(chart, label, "Networks below 80% are out of the picture.")
+        charts[method] = Chart(chart, label, "Networks below 80% are not shown.")
     return charts
 
 
@@ -166,4 +166,4 @@ def _moments(results: dict[str, Any]) -> Chart | None:
     chart = figure(*traces, height=380)
     chart.update_xaxes(title_text="epoch")
     chart.update_yaxes(title_text="Kendall τ-b")
-    return Chart(chart, "τ-b of each supernet along its training.", "Rankings of distinct networks from checkpoints.")
+    return Chart(chart, "τ-b of each supernet during training.", "Rankings of distinct networks from checkpoints.")

@@ -1,7 +1,7 @@
-"""What the rankings of `study macro` say beside the ground truth: measures, comparisons, tables.
+"""Results of `study macro`: measures of the rankings against the ground truth, comparisons, tables.
 
-Everything is measured over distinct networks first, each ranked by its canonical path, then over all paths: NAS-Bench-Macro trained
-each network once, and the paths that are the same network have copies of its accuracies.
+Everything is measured over distinct networks first, each ranked by its canonical path, then over all paths.
+NAS-Bench-Macro trained each distinct network; the paths that are the same network have copies of its accuracies.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ from greedynas.studies.study import Done, Panel, Study
 from greedynas.studies.truth import Truth
 
 BUDGETS = {"unlimited": None, "60M": 60_000_000, "50M": 50_000_000}  # FLOPs
-GROUPS = {"distinct": "networks", "all": "paths"}  # what is ranked, and how it is called
+GROUPS = {"distinct": "networks", "all": "paths"}  # the ranked groups and their labels
 TOP = {"top 10%": 0.1, "top 1,000": 1000}  # of a group, by the truth
 PRECISION_SHARE = 0.05
 DRAWS = 20  # of the perfect predictor's noise
 SCOPES = {**GROUPS, **{f"{group} {top}": f"{top} {name}" for top in TOP for group, name in GROUPS.items()}}
 COEFFICIENTS = {"tau_b": "τ-b", "tau_a": "τ-a", "spearman": "Spearman"}
 UNTRAINED = "NWOT"
-# What paths are ranked by besides the score: key, title and note of a table.
+# Rankings besides the one by the score: key, title and note of a table.
 ALONE = (
-    ("by_accuracy", "By the accuracy on the supernet alone", "As a search without experimental.additive chooses."),
+    ("by_accuracy", "By the accuracy on the supernet alone", "The ranking of a search without experimental.additive."),
     (
         "by_additive",
         "By the additive model alone",
@@ -42,11 +42,11 @@ TRUTH = (
     "NAS-Bench-Macro trained each distinct network from scratch three times and took the highest test accuracy of 50 epochs; the other "
     "paths are the same networks again, with copies of their accuracies. A network is ranked by its canonical path."
 )
-TUNED = "The preset's settings were chosen with this ground truth in view (benchmarks/records/tuning.md)."
+TUNED = "The preset's settings were tuned against this ground truth (benchmarks/records/tuning.md)."
 
 
 def measures(truth: Truth, scores: Numbers, ties: Numbers | None = None) -> dict[str, Any]:
-    """Return everything that is said of one ranking. `ties` (lower is better) decides between equally good paths."""
+    """Return all measures of one ranking. `ties` (lower is better) decides between paths with equal scores."""
     result: dict[str, Any] = correlations(truth, scores)
     result["precision"] = {}
     for group, rows in groups(truth).items():
@@ -70,8 +70,10 @@ def correlations(truth: Truth, scores: Numbers) -> dict[str, Any]:
 
 
 def found_within(truth: Truth, scores: Numbers, ties: Numbers | None, limit: int | None) -> dict[str, Any]:
-    """Return the network that a search of all paths would choose, and its true rank among the distinct networks that keep the
-    limit. Where several paths are equal it might be any of them: means."""
+    """Return the network that a search of all paths would choose, and its true rank among the distinct networks within the limit.
+
+    If several paths have equal scores, the search might choose any of them, so the numbers are means.
+    """
     feasible = np.flatnonzero(truth.macs <= limit) if limit is not None else np.arange(len(truth.paths))
     chosen = feasible[scores[feasible] == scores[feasible].max()]
     if ties is not None:
@@ -90,7 +92,7 @@ def found_within(truth: Truth, scores: Numbers, ties: Numbers | None, limit: int
 
 
 def reference_rankings(truth: Truth, untrained: Sequence[Done] = ()) -> dict[str, dict[str, Any]]:
-    """Return what supernets are measured by: rankings that need none, and two bounds that know the truth."""
+    """Return the measures of reference rankings: those that need no supernet, and two that use the truth."""
     found = {name: measures(truth, scores) for name, scores in truth.trivial_rankings().items()}
     if untrained:
         found[UNTRAINED] = _mean([_untrained_measures(truth, part) for part in untrained])
@@ -100,7 +102,7 @@ def reference_rankings(truth: Truth, untrained: Sequence[Done] = ()) -> dict[str
 
 
 def _untrained_measures(truth: Truth, part: Done) -> dict[str, Any]:
-    """Return the measures of untrained networks, over those paths whose network has a score."""
+    """Return the measures of untrained networks, over the paths whose network has a score."""
     known = {
         tuple(path): float(score)
         for path, score in zip(part.arrays["networks"].tolist(), part.arrays["scores"], strict=True)
@@ -111,7 +113,7 @@ def _untrained_measures(truth: Truth, part: Done) -> dict[str, Any]:
 
 
 def macro_study(truth: Truth, parts: Sequence[Done], settings: dict[str, Any]) -> Study:
-    """Return the results of all parts."""
+    """Return the study: the results of all parts with tables and charts."""
     untrained = [part for part in parts if part.settings["method"] == UNTRAINED]
     done = [part for part in parts if part.settings["method"] != UNTRAINED]
     rows = [_part_row(truth, part) for part in done]
@@ -156,13 +158,13 @@ def _lead(truth: Truth, done: Sequence[Done], settings: dict[str, Any]) -> str:
         f"Supernets trained on CIFAR-10 rank {len(truth.distinct):,} distinct networks ({len(truth.paths):,} of "
         f"{truth.space.size:,} paths) of the macro space on validation images.",
         TRUTH,
-        "A supernet is worth its cost where it ranks better than a count of layers and than untrained networks do.",
+        "A supernet is worth its cost if it ranks better than a count of layers and than untrained networks.",
     ]
     if shares := sorted({share for part in done if (share := additive_share(part))}):
         parts = " or ".join(f"{share:.0%}" for share in shares)
         sentences.append(
-            f"Paths are ranked by a score, as a search with experimental.additive chooses: {parts} of it is an additive model fitted to the "
-            "accuracies on the supernet, the rest is the accuracy itself. It does not use the truth."
+            f"Paths are ranked by a score, as in a search with experimental.additive: {parts} of it is an additive model fitted to the "
+            "accuracies on the supernet, and the rest is the accuracy itself. The score does not use the truth."
         )
     if snapshots := sorted(
         {count for part in done if (count := part.settings["config"]["experimental"].get("snapshots", 1)) > 1}
@@ -181,7 +183,7 @@ def _untrained_row(truth: Truth, part: Done) -> dict[str, Any]:
 
 
 def _is_greedy(method: str) -> bool:
-    """With all of the cost, or with a share of it."""
+    """Return whether a method is greedy, with the whole cost or with a share of it."""
     return method.startswith("greedy")
 
 
@@ -192,7 +194,8 @@ def _draw(truth: Truth, done: list[Done], results: dict[str, Any]) -> list[Panel
 
 
 def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
-    """One supernet: its measures by accuracy in the first mode, all modes, by loss, along training; and its cost."""
+    """Return the row of a supernet: measures in the first mode, in all modes, by loss and during training, and its
+    cost."""
     modes = part.settings["bn"]
     by_loss = {mode: part.arrays[f"{mode}_loss"] for mode in modes}
     accuracies = part.arrays[f"{modes[0]}_accuracy"]
@@ -221,24 +224,24 @@ def _part_row(truth: Truth, part: Done) -> dict[str, Any]:
 
 
 def mixed_score(truth: Truth, accuracies: NDArray[Any], share: float) -> NDArray[np.float64]:
-    """Return the score that a search of these settings would rank by: the accuracies, or a mix with an additive model."""
+    """Return the scores by which a search would rank: the accuracies, or a mix with an additive model."""
     score = hooks_of({"additive": share} if share else {}).score
     accuracies = np.asarray(accuracies, float)
     return accuracies if score is None else score(list(map(tuple, truth.paths)), accuracies)
 
 
 def additive_share(part: Done) -> float:
-    """Return how much of a path's score is an additive model's (`experimental.additive`)."""
+    """Return the share of the additive model in the score (`experimental.additive`)."""
     return float(part.settings["config"]["experimental"].get("additive", 0.0))
 
 
 def scores_of(truth: Truth, part: Done, name: str) -> Numbers:
-    """What a search of all paths would choose by."""
+    """Return the scores by which a search of all paths would choose."""
     return mixed_score(truth, part.arrays[name], additive_share(part))
 
 
 def flat(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row that can be averaged over seeds, by dotted name."""
+    """Return the numbers of a row that can be averaged over seeds, by dotted name."""
     found: dict[str, float] = {}
     for key, value in row.items():
         if isinstance(value, dict):
@@ -249,7 +252,7 @@ def flat(row: dict[str, Any]) -> dict[str, float]:
 
 
 def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """Mean and 95% interval over the seeds of everything that every row has."""
+    """Return the mean and 95% interval over seeds of every number that all rows have."""
     numbers = [flat(row) for row in rows]
     return {
         key: mean_interval([row[key] for row in numbers]) for key in numbers[0] if all(key in row for row in numbers)
@@ -257,7 +260,7 @@ def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | int | 
 
 
 def paired(ours: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """Greedy less a rival, seed by seed: mean and 95% interval of the differences."""
+    """Return the mean and 95% interval of the differences greedy − rival, paired by seed."""
     numbers = {row["seed"]: flat(row) for row in ours}
     pairs = [(numbers[row["seed"]], flat(row)) for row in rivals if row["seed"] in numbers]
     if not pairs:
@@ -273,7 +276,7 @@ def paired(ours: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> dict[str
 
 
 def summary_table(results: dict[str, Any]) -> Table:
-    """Kendall's τ-b by what paths are ranked by: the score, its two parts alone, and what needs no supernet."""
+    """Return the table of Kendall's τ-b by the score, by each of its two parts, and by rankings without a supernet."""
     chosen = "score" if results["scored"] else "accuracy"
     columns = {"by_accuracy.distinct.tau_b": "networks: accuracy alone"} if results["scored"] else {}
     columns |= {
@@ -283,7 +286,10 @@ def summary_table(results: dict[str, Any]) -> Table:
         "distinct top 10%.tau_b": f"top 10% networks: {chosen}",
         "all top 10%.tau_b": f"top 10% paths: {chosen}",
     }
-    rows = [[method, *(told(summary.get(key)) for key in columns)] for method, summary in results["methods"].items()]
+    rows = [
+        [method, *(with_interval(summary.get(key)) for key in columns)]
+        for method, summary in results["methods"].items()
+    ]
     for name, reference in results["references"].items():
         known = {f"{scope}.tau_b": _three(reference[scope]["tau_b"]) for scope in SCOPES}
         rows.append([name, *(known.get(key, "") for key in columns)])
@@ -298,12 +304,12 @@ def summary_table(results: dict[str, Any]) -> Table:
 
 def _ranked_by(results: dict[str, Any]) -> str:
     if results["scored"]:
-        return "Score: part accuracy on the supernet, part an additive model fitted to it, whose two parts stand beside it. "
+        return "Score: a mix of the accuracy on the supernet and an additive model fitted to it, which are also shown separately. "
     return "Additive model: one number for each op of each layer, fitted to the accuracies on the supernet. "
 
 
 def _explained(results: dict[str, Any]) -> str:
-    """What the references are."""
+    """Return the explanation of the reference rankings."""
     untrained = ""
     if rows := results["untrained"]:
         summary = mean_interval([row["distinct"]["tau_b"] for row in rows])
@@ -313,10 +319,10 @@ def _explained(results: dict[str, Any]) -> str:
             f"{len(rows)} seed{'s' if len(rows) > 1 else ''}{spread}. "
         )
     return (
-        "Non-ID ops: by the number of ops that are no identity. "
+        "Non-ID ops: by the number of ops that are not identities. "
         + untrained
-        + "Additive (truth): one number for each op of each layer, fitted to the truth itself. Perfect: as uncertain as the truth, a "
-        "mean of three trainings, is."
+        + "Additive (truth): one number for each op of each layer, fitted to the truth. Perfect: a predictor as uncertain as the "
+        "truth, which is a mean of three trainings."
     )
 
 
@@ -324,11 +330,11 @@ def correlation_table(results: dict[str, Any]) -> Table:
     rows = []
     for scope, name in SCOPES.items():
         for key, coefficient in COEFFICIENTS.items():
-            cells = [told(summary.get(f"{scope}.{key}")) for summary in results["methods"].values()]
+            cells = [with_interval(summary.get(f"{scope}.{key}")) for summary in results["methods"].values()]
             known = [_three(reference[scope][key]) for reference in results["references"].values()]
             rows.append([f"{coefficient}, {name}", *cells, *known])
     for group, name in GROUPS.items():
-        cells = [told(summary[f"precision.{group}"]) for summary in results["methods"].values()]
+        cells = [with_interval(summary[f"precision.{group}"]) for summary in results["methods"].values()]
         known = [_three(reference["precision"][group]) for reference in results["references"].values()]
         rows.append([f"precision, top {PRECISION_SHARE:.0%} {name}", *cells, *known])
     return Table(
@@ -344,7 +350,9 @@ def found_table(results: dict[str, Any]) -> Table:
     for name, limit in BUDGETS.items():
         of = next(iter(results["references"].values()))["found"][name]["of"]
         for key, label, digits in (("accuracy", "accuracy", 2), ("behind_best", "behind best", 2), ("rank", f"rank of {of:,}", 1)):  # fmt: skip
-            cells = [told(summary.get(f"found.{name}.{key}"), digits) for summary in results["methods"].values()]
+            cells = [
+                with_interval(summary.get(f"found.{name}.{key}"), digits) for summary in results["methods"].values()
+            ]
             known = [f"{reference['found'][name][key]:.{digits}f}" for reference in results["references"].values()]
             rows.append([f"{'no limit' if limit is None else f'≤ {name} FLOPs'}: {label}", *cells, *known])
     best = results["best"]
@@ -374,11 +382,11 @@ def cost_table(results: dict[str, Any]) -> Table:
         f"{summary['mean_accuracy']['mean']:.3f} (best {summary['best_accuracy']['mean']:.3f})"
         for summary in methods.values()
     ]
-    return make_table(columns, title="What it cost", note="Means over seeds; corrected: evaluation counts 1/3.33.")
+    return make_table(columns, title="Cost", note="Means over seeds; corrected: an evaluated image counts 1/3.33.")
 
 
 def more_tables(results: dict[str, Any]) -> list[Table]:
-    """Differences, BatchNorm modes and moments, where there are any."""
+    """Return the tables of differences, BatchNorm modes and moments, if the study has any."""
     tables = []
     keys = {"distinct.tau_b": "τ-b, networks", "all.tau_b": "τ-b, paths",
             "distinct top 10%.tau_b": "τ-b, top 10% networks", "all top 10%.tau_b": "τ-b, top 10% paths",
@@ -389,14 +397,16 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
         rows = [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in keys)] for one in differences]
         note = (
             f"Paired by seed: mean and 95% interval (Student's t, n = {differences[0]['distinct.tau_b']['n']}). Found: points of true "
-            f"accuracy. Of {len(differences) * len(keys)} intervals one in twenty would miss zero by chance."
+            f"accuracy. Of {len(differences) * len(keys)} intervals, one in twenty would exclude zero by chance."
         )
         tables.append(Table(["", *keys.values()], rows, title="Greedy against its rivals", note=note))
     for by, title, note in ALONE:
         alone = {f"{by}.{key}": name for key, name in keys.items()}
         if by == "by_accuracy" and not results["scored"]:
-            continue  # these are the other tables
-        rows = [[method, *(told(found.get(key)) for key in alone)] for method, found in results["methods"].items()]
+            continue  # the other tables already rank by accuracy
+        rows = [
+            [method, *(with_interval(found.get(key)) for key in alone)] for method, found in results["methods"].items()
+        ]
         rows += [[f"{one['ours']} − {one['theirs']}", *(_signed(one.get(key)) for key in alone)] for one in differences]
         tables.append(Table(["", *alone.values()], rows, title=title, note=note))
     both = {
@@ -405,11 +415,11 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
     modes = list(dict.fromkeys(mode for row in results["parts"] for mode in row["modes"]))
     if len(modes) > 1:
         rows = [
-            [f"{method}, {mode}", *(told(summary.get(f"modes.{mode}.{key}")) for key in both)]
+            [f"{method}, {mode}", *(with_interval(summary.get(f"modes.{mode}.{key}")) for key in both)]
             for method, summary in results["methods"].items()
             for mode in modes
         ]
-        tables.append(Table(["", *both.values()], rows, title="BatchNorm statistics when paths are ranked"))
+        tables.append(Table(["", *both.values()], rows, title="BatchNorm statistics for ranking"))
     if any(row["moments"] for row in results["parts"]):
         rows = [
             [
@@ -421,12 +431,12 @@ def more_tables(results: dict[str, Any]) -> list[Table]:
             for moment in (*row["moments"], {"epoch": row["epochs"], **{group: row[group] for group in GROUPS}})
         ]
         columns = ["supernet", "epoch", *(f"τ-b, {name}" for name in GROUPS.values())]
-        tables.append(Table(columns, rows, title="Along the training"))
+        tables.append(Table(columns, rows, title="During training"))
     return tables
 
 
-def told(summary: dict[str, Any] | None, digits: int = 3) -> str:
-    """`0.802 ± 0.011`: the mean and half of its interval."""
+def with_interval(summary: dict[str, Any] | None, digits: int = 3) -> str:
+    """Format a mean and half of its interval, such as `0.802 ± 0.011`."""
     if summary is None:
         return "–"
     if summary["low"] is None:
@@ -441,7 +451,7 @@ def _signed(summary: dict[str, Any] | None) -> str:
 
 
 def _title(results: dict[str, Any]) -> str:
-    """The methods by the τ-b of their accuracies over distinct networks, and what they have to beat."""
+    """Return the title: the τ-b of each method's accuracies over distinct networks, and those of the references."""
     alone = {method: found.get("by_accuracy.distinct.tau_b") for method, found in results["methods"].items()}
     found = sorted(((tau["mean"], method) for method, tau in alone.items() if tau), reverse=True)
     ranked = ", ".join(f"{method} {tau:.3f}" for tau, method in found) or "nothing could be ranked"
@@ -464,7 +474,7 @@ def _three(value: float | None) -> str:
 
 
 def _mean(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several measures of the same shape, averaged; of what is no number the first one's."""
+    """Return the mean of measures with the same keys; text is taken from the first one."""
     first = found[0]
     result: dict[str, Any] = {}
     for key, value in first.items():

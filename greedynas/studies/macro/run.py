@@ -1,8 +1,8 @@
-"""`greedynas study macro`: do supernets rank networks as training them would? Against the ground truth of 3,969 networks.
+"""`greedynas study macro`: compare the rankings of supernets with the ground truth of 3,969 trained networks.
 
-For each method and seed a supernet is trained on CIFAR-10 and all 6,561 paths are ranked on the validation images, as a search would
-rank them. The methods get the same corrected cost, and greedy a share of it once more if asked. Untrained networks (NWOT) are ranked
-beside them. The ground truth is looked at only afterwards.
+For each method and seed, a supernet is trained on CIFAR-10 and all 6,561 paths are ranked on the validation images, as
+in a search. The methods get the same corrected cost; on request, greedy is also trained at a share of it. Untrained
+networks (NWOT) are ranked as well. The ground truth is read only afterwards.
 """
 
 import shutil
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from greedynas.data.datasets import Data
+from greedynas.data.specs import FORMS
 from greedynas.greedy.schedule import Schedule
 from greedynas.greedy.validation import calibration_images
 from greedynas.jobs.resolving import load_config
@@ -45,8 +46,8 @@ from greedynas.studies.supernets import (
 from greedynas.studies.truth import Truth, find_truth, read_truth
 
 METHODS = ("uniform", "fair", "greedy")
-# --quick: 2,000 of CIFAR-10's images to train on, half a batch to filter on; 1,000 paths ranked on 150 images. In so few steps
-# a falling rate is better.
+# --quick: 2,000 of CIFAR-10's images to train on, 50 to filter on; 1,000 paths ranked on 150 images. In so few steps
+# a falling learning rate is better.
 QUICK = {
     "data.val_images": 0.96,
     "train.batch_size": 64,
@@ -68,31 +69,33 @@ QUICK_UNTRAINED = 10 * FEWEST  # networks, so that their top 10% can be ranked
 
 @dataclass(frozen=True)
 class MacroOptions:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     changes: dict[str, Any]  # settings; those of one method start with its name
     methods: tuple[str, ...] = METHODS
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     epochs: float = EPOCHS  # the corrected cost of every method, in epochs of plain training
-    greedy_shares: tuple[float, ...] = ()  # of that cost: greedy once more with each of them
-    bn: tuple[str, ...] = ()  # BatchNorm modes to rank with; the first one counts. None: the search's own
-    moments: int = 1  # rankings along the training, the last one at its end
-    paths: int | None = None  # random ones to rank; None: all
-    images: int | None = None  # validation images that paths are ranked on; None: all
+    greedy_shares: tuple[float, ...] = ()  # shares of that cost; greedy is also trained with each of them
+    bn: tuple[
+        str, ...
+    ] = ()  # BatchNorm modes to rank with; the first one is used for the main results. Empty: that of the search
+    moments: int = 1  # rankings during training, the last one at its end
+    paths: int | None = None  # number of random paths to rank; None: all
+    images: int | None = None  # number of validation images to rank on; None: all
     untrained: bool = True  # rank untrained networks too, with the first seeds
-    untrained_networks: int | None = None  # random ones of those that are ranked; None: all
+    untrained_networks: int | None = None  # number of random networks among the ranked ones; None: all
     keep: bool = True  # the run directories, with the supernets
     jobs: int | None = None
     truth: Path | None = None
     preset: str = "cifar10-tuned"
-    base: dict[str, Any] = field(  # as `changes`, which count before these
+    base: dict[str, Any] = field(  # like `changes`, which override these
         default_factory=lambda: {"data.check_duplicates": False}
     )
     quick: bool = False  # small sizes
 
 
 def quick(options: MacroOptions) -> MacroOptions:
-    """Few epochs on part of the images, one seed: minutes on a CPU, to see how it works; no result to quote."""
+    """Return options for a small study that takes minutes on a CPU, without meaningful results."""
     return replace(
         options,
         base={**options.base, **QUICK},
@@ -106,12 +109,14 @@ def quick(options: MacroOptions) -> MacroOptions:
 
 
 def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[str, Any]:
-    """Train and rank what is not there yet, then compare with the truth."""
+    """Train and rank the supernets that are missing, then compare all of them with the truth."""
     configs = {method: method_config(method, options) for method in options.methods}
     _refuse(options)
     truth = read_truth(find_truth(options.truth), next(iter(configs.values())).space)
     truth = truth.only(ranked_paths(len(truth.paths), options.paths))
     _refuse_few(truth)
+    if not all(config.data.source for config in configs.values()):
+        raise GreedyNASError(f"name the data with --data: {FORMS}")
     shares = [(method, 1.0) for method in options.methods] + [("greedy", share) for share in options.greedy_shares]
     parts = [
         make_part(method, seed, configs[method], options, share) for seed in options.seeds for method, share in shares
@@ -119,15 +124,15 @@ def study_macro(folder: Path, options: MacroOptions, console: Console) -> dict[s
     if options.untrained:
         parts += [untrained_part(seed, options) for seed in options.seeds[:UNTRAINED_SEEDS]]
     done = run_parts(folder, parts, console, options.jobs)
-    told = {
+    asked = {
         key: value for key, value in vars(options).items() if key not in ("jobs", "truth", "keep", "changes", "base")
     }
-    settings = {**told, "set": {**options.base, **options.changes}}
+    settings = {**asked, "set": {**options.base, **options.changes}}
     return publish(folder, macro_study(truth, list(done.values()), settings), console)
 
 
 def ranked_paths(total: int, count: int | None) -> NDArray[np.int64]:
-    """Which of all paths are ranked, the same for every part."""
+    """Return the indices of the ranked paths, which are the same for every part."""
     if count is None or count >= total:
         return np.arange(total)
     return np.sort(stream(0, "ranked paths").choice(total, count, replace=False))
@@ -136,8 +141,8 @@ def ranked_paths(total: int, count: int | None) -> NDArray[np.int64]:
 def _refuse_few(truth: Truth) -> None:
     if len(truth.distinct) < 10 * FEWEST:
         raise GreedyNASError(
-            f"too few paths for a correlation: --paths {len(truth.paths)} are {len(truth.distinct)} distinct networks, and of their "
-            f"top 10% at least {FEWEST} are needed; take {12 * FEWEST} paths or more, better all"
+            f"too few paths for a correlation: --paths {len(truth.paths)} are {len(truth.distinct)} distinct networks, and their "
+            f"top 10% must be at least {FEWEST}; take {12 * FEWEST} paths or more, preferably all"
         )
 
 
@@ -155,16 +160,16 @@ def _refuse(options: MacroOptions) -> None:
 
 
 def method_config(method: str, options: MacroOptions) -> Config:
-    """The settings of one method: the preset with what suits it, the changes for all methods, then its own."""
+    """Return the settings of one method: its preset, the changes for all methods, then its own changes."""
     if method not in METHODS:
         raise unknown("method", method, list(METHODS))
     return method_preset(options.preset, _changes(options, method), method)
 
 
 def _changes(options: MacroOptions, method: str | None = None) -> dict[str, Any]:
-    """Return the settings that were asked for by dotted key: those for all methods, then one method's own."""
+    """Return the changed settings by dotted key: those for all methods, then one method's own."""
     changes: dict[str, Any] = {}
-    for chosen in (options.base, options.changes):  # the later ones count
+    for chosen in (options.base, options.changes):  # later ones override earlier ones
         common = {key: value for key, value in chosen.items() if key.partition(".")[0] not in METHODS}
         own = {key.partition(".")[2]: value for key, value in chosen.items() if key.partition(".")[0] == method}
         for key, value in (*common.items(), *own.items()):
@@ -173,13 +178,13 @@ def _changes(options: MacroOptions, method: str | None = None) -> dict[str, Any]
 
 
 def make_part(method: str, seed: int, config: Config, options: MacroOptions, share: float = 1.0) -> Part:
-    """A supernet of this method at this share of the cost, which is part of its name if it is not all."""
-    name, told = (method, method) if share == 1 else (f"{method}-{share:g}", f"{method} {100 * share:g}%")
+    """Return the part for a supernet of a method at a share of the cost."""
+    name, label = (method, method) if share == 1 else (f"{method}-{share:g}", f"{method} {100 * share:g}%")
     keys = {key.partition(".")[2] for key in options.changes if key.partition(".")[0] == method}
     settings = {
-        "method": told,
+        "method": label,
         "cost_epochs": options.epochs * share,
-        # A method may be told to train for fewer epochs than it could afford.
+        # A method may be set to train for fewer epochs than its cost allows.
         "own_epochs": config.train.max_epochs if keys & {"max_epochs", "train.max_epochs"} and share == 1 else None,
         "bn": list(options.bn or (config.search.bn,)),
         "moments": options.moments,
@@ -192,12 +197,12 @@ def make_part(method: str, seed: int, config: Config, options: MacroOptions, sha
 
 
 def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """One supernet: train it, then evaluate all paths in every BatchNorm mode."""
+    """Train a supernet, then evaluate all paths in every BatchNorm mode."""
     config = Config.model_validate(settings["config"])
     data = shared_data(config, choose_device(config.device))
     config = with_epochs(config, len(data.train), settings)
     trained, summary = train_in(folder, config, console)
-    paths, images = what_is_ranked(config, data, settings)
+    paths, images = paths_and_images(config, data, settings)
     result: dict[str, Any] = {
         "max_epochs": config.train.max_epochs,
         **summary,
@@ -222,7 +227,7 @@ def train_and_rank(folder: Path, settings: dict[str, Any], console: Console) -> 
 
 
 def untrained_part(seed: int, options: MacroOptions) -> Part:
-    """Return the part that ranks untrained networks. Of the settings it depends on the space and the data alone."""
+    """Return the part that ranks untrained networks; it depends only on the space and the data."""
     asked = load_config(options.preset, _changes(options))
     config = Config(
         name=asked.name, space=asked.space, image_size=asked.image_size, seed=seed, device=asked.device, data=asked.data
@@ -242,8 +247,8 @@ def rank_untrained(folder: Path, settings: dict[str, Any], console: Console) -> 
     config = Config.model_validate(settings["config"])
     try:
         data = shared_data(config, choose_device(config.device))
-    except GreedyNASError as error:  # supernets may be there from elsewhere
-        raise GreedyNASError(f"{error}; --no-untrained leaves out what needs the images") from None
+    except GreedyNASError as error:  # the supernets may come from another machine
+        raise GreedyNASError(f"{error}; --no-untrained leaves out the part that needs the images") from None
     images = calibration_images(data, settings["batch"], stream(config.seed, "images of untrained networks")).cpu()
     networks = untrained_networks(config, settings)
     scores = [nwot_score(path, config.space, images, config.seed) for path in ranks.share(networks)]
@@ -255,7 +260,7 @@ def rank_untrained(folder: Path, settings: dict[str, Any], console: Console) -> 
 
 
 def untrained_networks(config: Config, settings: dict[str, Any]) -> list[OpPath]:
-    """Return the canonical paths of the ranked networks, or as many of them, drawn at random, as the settings allow."""
+    """Return the canonical paths of the ranked networks, or a random sample of the size that the settings give."""
     everything = list(np.ndindex(*config.space.num_ops))
     ranked = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
     networks = sorted({canonical(path, config.space) for path in ranked})
@@ -266,10 +271,10 @@ def untrained_networks(config: Config, settings: dict[str, Any]) -> list[OpPath]
     return [networks[i] for i in chosen]
 
 
-def what_is_ranked(
+def paths_and_images(
     config: Config, data: Data, settings: dict[str, Any]
 ) -> tuple[list[OpPath], NDArray[np.int64] | None]:
-    """The paths, and the validation images (None: all) that they are ranked on."""
+    """Return the paths and the validation images (None: all) that they are ranked on."""
     everything = list(np.ndindex(*config.space.num_ops))
     paths = [everything[i] for i in ranked_paths(len(everything), settings["paths"])]
     if settings["images"] is None:
@@ -279,8 +284,10 @@ def what_is_ranked(
 
 
 def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> Config:
-    """As many epochs as the cost pays for, or fewer where those are best or the method was given its own; and checkpoints at
-    the moments."""
+    """Return the settings with as many epochs as the cost allows, and with checkpoints at the moments.
+
+    There are fewer epochs if fewer are best or if the method was given its own number.
+    """
     affordable = within_cost(config, train_images, settings["cost_epochs"]).train.max_epochs
     own, best = settings["own_epochs"], config.study_epochs
     if own is not None and own > affordable:
@@ -296,7 +303,7 @@ def with_epochs(config: Config, train_images: int, settings: dict[str, Any]) -> 
 
 
 def _moments(folder: Path, count: int, steps: int) -> dict[int, Path]:
-    """Checkpoints along the training, by step, without the last one."""
+    """Return the checkpoints at the moments of a training by step, without the last one."""
     if count < 2:
         return {}
     files = {step_of(file): file for file in checkpoints_of(folder)}

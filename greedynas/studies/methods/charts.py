@@ -10,26 +10,29 @@ from greedynas.studies.methods.paper import NO_SUPERNET, PAPER_TOP1
 from greedynas.studies.study import Panel
 
 COLOURS = {"random": GREY, "uniform": BLUE, "uniform-E": PURPLE, "fair": GREEN, "fair-E": OCHRE, "greedy": ORANGE}
+# Points have the names of their methods, so that colours may repeat.
+COLOURS |= {"darts": BLUE, "fbnet": GREEN, "proxyless": PURPLE, "proxyless-reinforce": PURPLE, "mdenas": OCHRE}
+COLOURS |= {"single-path": GREY}
 # Table 1: corrected #optimization in millions of images.
 PAPER_COST = {"uniform": 147.6, "uniform-E": 89.8, "fair": 184.5, "greedy": 89.7}
 BINS = 12
-POINTS = "One point a seed; the bar is the mean with its 95% interval."  # how to read `points_chart`
+POINTS = "One point per seed; the bar is the mean with its 95% interval."  # the legend of `points_chart`
 
 
 def methods_panels(results: dict[str, Any]) -> list[Panel]:
-    stands_in = "" if results["reference"] is None else "Ours: the ground truth's accuracy stands in for retraining."
+    note = "" if results["reference"] is None else "Ours: the accuracy of the ground truth replaces retraining."
     panels = [
         Panel(
-            "Tables 1 and 6: what each method finds",
+            "Tables 1 and 7: the networks that each method finds",
             {
                 "The paper (ImageNet)": points_chart(
                     {name: [value] for name, value in PAPER_TOP1.items()}, {}, "top-1, %", "One network each."
                 ),
                 "Ours": _our_points(results),
             },
-            stands_in,
+            note,
         ),
-        Panel("What it costs", {"The paper (ImageNet)": _paper_cost(), "Ours": _our_cost(results)}, stands_in),
+        Panel("Cost", {"The paper (ImageNet)": _paper_cost(), "Ours": _our_cost(results)}, note),
     ]
     if "systematic" in results:
         panels += _systematic_panels(results["systematic"])
@@ -37,7 +40,8 @@ def methods_panels(results: dict[str, Any]) -> list[Panel]:
 
 
 def _our_points(results: dict[str, Any]) -> Chart:
-    """Without the random network where there are others: so far behind, it would draw them all as one point."""
+    """Draw all contestants, but not the random network if there are others: it is far behind and would squeeze their
+    scale."""
     values = values_of(results["rows"])
     caption = POINTS
     if len(values) > 1 and NO_SUPERNET in values:
@@ -61,7 +65,8 @@ def points_chart(
     caption: str,
     colours: Mapping[str, str] = COLOURS,
 ) -> Chart:
-    """A line of points for each contestant, the first at the top, with its mean and interval where there is one."""
+    """Draw a row of points for each contestant, the first at the top, with its mean and its interval if there is
+    one."""
     traces: list[Any] = []
     for name, numbers in values.items():
         colour = colours.get(name.partition(",")[0], GREY)
@@ -70,8 +75,8 @@ def points_chart(
             half = summary["high"] - summary["mean"]
             bar = {"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 8}
             marker = {"symbol": "line-ns", "size": 18, "line": {"width": 3, "color": colour}, "color": colour}
-            told = f"{name}<br>mean %{{x:.2f}} ± {half:.2f}<extra></extra>"
-            traces.append(line([summary["mean"]], [name], name, colour, mode="markers", marker=marker, error_x=bar, hovertemplate=told))  # type: ignore[list-item]  # fmt: skip
+            text = f"{name}<br>mean %{{x:.2f}} ± {half:.2f}<extra></extra>"
+            traces.append(line([summary["mean"]], [name], name, colour, mode="markers", marker=marker, error_x=bar, hovertemplate=text))  # type: ignore[list-item]  # fmt: skip
         marker = {"size": 10, "color": colour, "opacity": 0.6}
         traces.append(line(numbers, [name] * len(numbers), name, colour, mode="markers", marker=marker, hovertemplate=f"{name}<br>%{{x:.2f}}<extra></extra>"))  # type: ignore[list-item]  # fmt: skip
     chart = figure(*traces, height=90 + 34 * len(values), showlegend=False)
@@ -94,9 +99,9 @@ def _our_cost(results: dict[str, Any]) -> Chart:
     searcher = "evolution" if "evolution" in searchers else next(iter(searchers), "")
     found: dict[str, list[tuple[float, float]]] = {}
     for row in results["rows"]:
-        if row["searcher"] == searcher and searcher:
+        if row["searcher"] in (searcher, "derivation") and searcher:
             found.setdefault(row["method"], []).append((row["corrected_images"] / 1e6, row["top1"]))
-    return _cost_chart(found, f"One point a training, searched by {searcher}." if searcher else "")
+    return _cost_chart(found, f"One point per training, searched by {searcher}." if searcher else "")
 
 
 def _cost_chart(points: Mapping[str, list[tuple[float, float]]], caption: str) -> Chart:
@@ -111,12 +116,13 @@ def _cost_chart(points: Mapping[str, list[tuple[float, float]]], caption: str) -
     chart = figure(*traces, height=360)
     chart.update_xaxes(title_text="corrected images, millions", rangemode="tozero")
     chart.update_yaxes(title_text="top-1 of the found network, %")
-    told = "; ".join(f"{name} {x:.3g}M, {y:.2f}%" for name, found in points.items() for x, y in found)
-    return Chart(chart, f"Corrected cost and top-1: {told}.", caption)
+    text = "; ".join(f"{name} {x:.3g}M, {y:.2f}%" for name, found in points.items() for x, y in found)
+    return Chart(chart, f"Corrected cost and top-1: {text}.", caption)
 
 
 def _systematic_panels(found: dict[str, Any]) -> list[Panel]:
-    """The supplement's last figure: a histogram for each method on the same axis, and the order that each supernet had."""
+    """Draw the supplement's last figure: histograms of all methods on the same axis, and top-1 against supernet
+    accuracy."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for supernet in found["supernets"]:
         by_method.setdefault(supernet["method"], []).append(supernet)
@@ -146,13 +152,13 @@ def _systematic_panels(found: dict[str, Any]) -> list[Panel]:
         chart.update_xaxes(title_text="accuracy on the supernet", tickformat="~%")
         chart.update_yaxes(title_text="top-1, %", range=[low - width, high + width])
         tau = found["methods"][method].get("tau_b")
-        told = "no τ-b: all values are the same" if tau is None else f"τ-b {tau['mean']:.2f}"
-        scatters[method] = Chart(chart, f"Accuracy on the {method} supernet and top-1 of the same paths; {told}.", told)
+        text = "no τ-b: all values are the same" if tau is None else f"τ-b {tau['mean']:.2f}"
+        scatters[method] = Chart(chart, f"Accuracy on the {method} supernet and top-1 of the same paths; {text}.", text)
     note = (
-        "The paper's figure has no numbers in its text; it says of it that paths found with the greedy supernet have on "
-        "average a higher top-1 than those found with a uniform one."
+        "The paper gives no numbers for its figure; it says that paths found with the greedy supernet have a higher top-1 on "
+        "average than those found with a uniform one."
     )
     return [
         Panel("The supplement's last figure: a systematic sample of the searched paths", histograms, note),
-        Panel("Was the order of these paths right?", scatters),
+        Panel("Accuracy on the supernet and top-1 of these paths", scatters),
     ]

@@ -1,6 +1,6 @@
-"""Numbers that the paper prints, to stand beside ours."""
+"""Numbers from the paper, for comparison with ours."""
 
-# Tables 1 and 6 of the paper (ImageNet): top-1 in percent by supernet and searcher. FairNAS-C has a searcher of its own.
+# Tables 1 and 7 of the paper (ImageNet): top-1 in percent by supernet and searcher. FairNAS-C used its own searcher.
 PAPER_TOP1 = {
     "uniform, random": 74.07,
     "uniform-E, random": 73.88,

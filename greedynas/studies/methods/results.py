@@ -1,18 +1,18 @@
-"""What the networks found by different methods say together: the tables of `study methods`."""
+"""Results and tables of `study methods`, from the networks that the methods found."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from greedynas.reporting.cells import Table, make_table
-from greedynas.runtime.text import count, milliseconds
+from greedynas.runtime.text import count, milliseconds, size
 from greedynas.studies.correlations import mean_interval, rank_correlations
-from greedynas.studies.macro.results import told
+from greedynas.studies.macro.results import with_interval
 from greedynas.studies.methods.paper import NO_SUPERNET, PAPER_TOP1
 from greedynas.studies.study import Done, Panel, Study
-from greedynas.studies.verdicts import Row, differences, sentence, summaries, told_difference
+from greedynas.studies.verdicts import Row, difference_text, differences, sentence, summaries
 
-PAPER_TABLE = [  # Table 1, and the one row of Table 6 that it lacks
+PAPER_TABLE = [  # Table 1, and the row of Table 7 that it lacks
     ["Random Search (uniform, random)", "74.07", "321M", "69 ms", "3.6M", "147.6M", "–", "147.6M"],
     ["Uniform Sampling (uniform, evolution)", "74.50", "326M", "72 ms", "3.8M", "147.6M", "–", "147.6M"],
     ["FairNAS-C", "74.69", "321M", "75 ms", "4.4M", "184.5M", "–", "184.5M"],
@@ -20,11 +20,11 @@ PAPER_TABLE = [  # Table 1, and the one row of Table 6 that it lacks
     ["Uniform Sampling-E (uniform-E, evolution)", "74.17", "320M", "94 ms", "3.6M", "89.8M", "–", "89.8M"],
     ["GreedyNAS ≤ 322M FLOPs (greedy, evolution)", "74.85", "320M", "89 ms", "3.8M", "56.6M", "110.4M", "89.7M"],
     ["GreedyNAS ≤ 80 ms (greedy, evolution)", "74.93", "324M", "78 ms", "4.1M", "56.6M", "110.4M", "89.7M"],
-    ["greedy, random (Table 6)", "74.22", "321M", "–", "–", "56.6M", "110.4M", "89.7M"],
+    ["greedy, random (Table 7)", "74.22", "321M", "–", "–", "56.6M", "110.4M", "89.7M"],
 ]
-STANDS_IN = (
+NO_RETRAINING = (
     "the ground truth (NAS-Bench-Macro, mean of three trainings from scratch, each with the highest test accuracy of its 50 epochs) "
-    "stands in for retraining"
+    "replaces retraining"
 )
 
 
@@ -34,22 +34,30 @@ def methods_study(
     reference: dict[str, Any] | None,
     settings: dict[str, Any],
     parts: Sequence[Done],
+    steps: dict[str, dict[str, Any]] | None = None,
 ) -> Study:
     results: dict[str, Any] = {
         "contestants": summaries(rows),
         "differences": differences(rows, pairs_of(rows)),
         "reference": reference,
         "rows": rows,
+        "steps": steps or {},
     }
     if sampled:
         results["systematic"] = systematic_results(sampled)
-    tables = [methods_table(results, settings), *difference_tables(results), *systematic_tables(results), paper_table()]
-    stands_in = "" if reference is None else f" No network was retrained: {STANDS_IN}."
+    tables = [
+        methods_table(results, settings),
+        *step_tables(results),
+        *difference_tables(results),
+        *systematic_tables(results),
+        paper_table(),
+    ]
+    note = "" if reference is None else f" No network was retrained: {NO_RETRAINING}."
     return Study(
         name="methods",
         title=_title(results),
-        lead="Supernets of different methods, searched at random and by evolution; what each found, trained from scratch in "
-        f"the same way.{stands_in} A method is called better only where the 95% interval of the paired differences says so.",
+        lead="Supernets of different methods are searched at random and by evolution, and the found networks are trained from scratch "
+        f"in the same way.{note} A method is called better only if the 95% interval of the paired differences supports it.",
         settings=settings,
         results=results,
         tables=tables,
@@ -65,9 +73,12 @@ def _draw(results: dict[str, Any]) -> list[Panel]:
 
 
 def pairs_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Greedy against each rival with the same searcher; evolution against random on each supernet."""
-    methods = list(dict.fromkeys(row["method"] for row in rows if row["searcher"]))
-    searchers = list(dict.fromkeys(row["searcher"] for row in rows if row["searcher"]))
+    """Return the compared pairs: greedy and each rival with the same searcher; evolution and random on each
+    supernet."""
+    derived = [row["contestant"] for row in rows if row["searcher"] == "derivation"]
+    searched = [row for row in rows if row["searcher"] not in ("", "derivation")]
+    methods = list(dict.fromkeys(row["method"] for row in searched))
+    searchers = list(dict.fromkeys(row["searcher"] for row in searched))
     pairs = []
     if "greedy" in methods:
         rivals = [method for method in methods if method != "greedy"]
@@ -76,11 +87,14 @@ def pairs_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
             pairs += [(f"greedy, {searchers[-1]}", NO_SUPERNET)]
     if len(searchers) > 1:
         pairs += [(f"{method}, evolution", f"{method}, random") for method in methods]
+    for one in dict.fromkeys(derived):
+        pairs += [(f"greedy, {searchers[-1]}", one)] if "greedy" in methods else []
+        pairs += [(one, NO_SUPERNET)] if any(not row["searcher"] for row in rows) else []
     return pairs
 
 
 def systematic_results(sampled: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How the sampled paths of each supernet turned out, and whether their order was right."""
+    """Return the accuracies of each supernet's sampled paths, and how well the supernet ranked them."""
     rows = []
     for one in sampled:
         correlations = rank_correlations(one["supernet_accuracy"], one["top1"])
@@ -109,8 +123,8 @@ def methods_table(results: dict[str, Any], settings: dict[str, Any]) -> Table:
     top1 = "top-1 %" if reference is None else "top-1 %, ground truth"
     columns = {
         "supernet, searcher": names,
-        top1: [told(found[name]["top1"], 2) for name in names],
-        "true rank": [told(found[name].get("rank"), 1) if "rank" in found[name] else "" for name in names],
+        top1: [with_interval(found[name]["top1"], 2) for name in names],
+        "true rank": [with_interval(found[name].get("rank"), 1) if "rank" in found[name] else "" for name in names],
         "FLOPs": column("macs", count),
         "latency": column("latency_ms", milliseconds),
         "parameters": column("params", count),
@@ -122,8 +136,35 @@ def methods_table(results: dict[str, Any], settings: dict[str, Any]) -> Table:
         "the paper": [f"{PAPER_TOP1[name]:.2f}" if name in PAPER_TOP1 else "" for name in names],
     }
     return make_table(
-        columns, title=f"Found networks, space {settings['space']} (Tables 1 and 6)", note=_note(results, settings)
+        columns, title=f"Found networks, space {settings['space']} (Tables 1 and 7)", note=_note(results, settings)
     )
+
+
+def step_tables(results: dict[str, Any]) -> list[Table]:
+    """Return the measured memory and time of an update of each method, relative to a single path where there is one."""
+    steps = results["steps"]
+    if not steps:
+        return []
+    single = next((steps[name] for name in ("uniform", "greedy") if name in steps), None)
+
+    def times_single(key: str) -> list[str]:
+        return [f"{one[key] / single[key]:.2f}" if single else "" for one in steps.values()]
+
+    columns = {
+        "method": list(steps),
+        "memory of an update": [size(round(one["step_memory"])) for one in steps.values()],
+        "× single path": times_single("step_memory"),
+        "weights": [size(one["weights"]) for one in steps.values()],
+        "time of an update": [milliseconds(1000 * one["step_seconds"]) for one in steps.values()],
+        "time × single path": times_single("step_seconds"),
+    }
+    one = next(iter(steps.values()))
+    note = (
+        f"Updates on {one['batch']} images of {one['image_size']} px, in the middle of a training: steps on architecture "
+        "parameters and filterings are part of them. Memory: the tensors that autograd saves, at most at any time, mean over "
+        "updates; weights and momentum not counted. Time: mean; it depends on the machine and on what else it does."
+    )
+    return [make_table(columns, title="Memory and time of an update (Table 2)", note=note)]
 
 
 def _note(results: dict[str, Any], settings: dict[str, Any]) -> str:
@@ -133,13 +174,13 @@ def _note(results: dict[str, Any], settings: dict[str, Any]) -> str:
         retrained = f"Each network was retrained from scratch {times(settings['retrain_seeds'])}."
     else:
         retrained = (
-            f"Nothing was retrained: {STANDS_IN}. Of {reference['feasible']:,} distinct networks "
-            f"({reference['feasible_paths']:,} paths) within the budget the best, "
-            f"{reference['best_path']}, has {reference['best']:.2f}, the mean is {reference['mean']:.2f}."
+            f"Nothing was retrained: {NO_RETRAINING}. Of {reference['feasible']:,} distinct networks "
+            f"({reference['feasible_paths']:,} paths) within the budget, the best, "
+            f"{reference['best_path']}, has {reference['best']:.2f}, and the mean is {reference['mean']:.2f}."
         )
     return (
-        f"{spread} {retrained} -E: trained at greedy's corrected cost (evaluation counts 1/3.33). Random network: a "
-        "feasible one, drawn without a supernet. The paper: ImageNet, about 320M FLOPs, one network each; FairNAS-C with its own searcher."
+        f"{spread} {retrained} -E: trained at greedy's corrected cost (an evaluated image counts 1/3.33). Random network: "
+        "feasible, drawn without a supernet. The paper: ImageNet, about 320M FLOPs, one network each; FairNAS-C with its own searcher."
     )
 
 
@@ -148,12 +189,12 @@ def times(number: int) -> str:
 
 
 def spread_note(contestants: dict[str, Any], seeds: Sequence[int]) -> str:
-    """What stands behind ±."""
+    """Return the explanation of ±."""
     if len(seeds) > 1:
         return f"Mean over {len(seeds)} seeds of supernets ± half the 95% interval (Student's t)."
     if any(found["top1"]["of"] == "retrainings" for found in contestants.values()):
-        return "One supernet each: ± is half the 95% interval of retraining alone, and says nothing of other supernets."
-    return "One supernet and one training each: no spread is known."
+        return "One supernet each: ± is half the 95% interval of retraining alone and does not cover other supernets."
+    return "One supernet and one training each, so the spread is unknown."
 
 
 def difference_tables(results: dict[str, Any]) -> list[Table]:
@@ -161,12 +202,12 @@ def difference_tables(results: dict[str, Any]) -> list[Table]:
     if not found:
         return []
     rows = [
-        [f"{one['ours']} − {one['theirs']}", told_difference(one), _paper_difference(one), one["verdict"]]
+        [f"{one['ours']} − {one['theirs']}", difference_text(one), _paper_difference(one), one["verdict"]]
         for one in found
     ]
     note = (
         f"Top-1 points, paired by seed: mean and 95% interval (Student's t, n = {found[0]['n']}). With {len(found)} "
-        "comparisons one in twenty would show something by chance."
+        "comparisons, one in twenty would show a difference by chance."
     )
     return [
         Table(["", "difference", "the paper", "verdict"], rows, frozenset({"verdict"}), note=note, title="Differences")
@@ -188,39 +229,37 @@ def systematic_tables(results: dict[str, Any]) -> list[Table]:
     rows = [
         [
             method,
-            told(summary["mean"], 2),
-            *(told(summary.get(key)) for key in ("tau_b", "tau_a", "spearman")),
-            f"{told_difference(by_rival[method])}: {by_rival[method]['verdict']}" if method in by_rival else "–",
+            with_interval(summary["mean"], 2),
+            *(with_interval(summary.get(key)) for key in ("tau_b", "tau_a", "spearman")),
+            f"{difference_text(by_rival[method])}: {by_rival[method]['verdict']}" if method in by_rival else "–",
         ]
         for method, summary in found["methods"].items()
     ]
     searched = sorted({supernet["searched"] for supernet in found["supernets"]})
-    told_searched = f"{searched[0]:,}" if len(searched) == 1 else f"{searched[0]:,} to {searched[-1]:,}"
+    searched_text = f"{searched[0]:,}" if len(searched) == 1 else f"{searched[0]:,} to {searched[-1]:,}"
     note = (
-        f"Of {told_searched} paths that each {one['searcher']} search evaluated, {len(one['paths'])} at equal steps of the "
+        f"Of {searched_text} paths that each {one['searcher']} search evaluated, {len(one['paths'])} at equal steps of the "
         "order by accuracy on the supernet. Rank correlations: supernet accuracy with top-1 over these paths. "
-        f"Supernets a method: {found['methods'][one['method']]['mean']['n']}."
+        f"Supernets per method: {found['methods'][one['method']]['mean']['n']}."
     )
-    columns = ["supernet", "mean top-1 %", "τ-b", "τ-a", "Spearman", "greedy less this"]
-    return [
-        Table(columns, rows, frozenset({"greedy less this"}), note=note, title="Systematic sample of searched paths")
-    ]
+    columns = ["supernet", "mean top-1 %", "τ-b", "τ-a", "Spearman", "greedy − this"]
+    return [Table(columns, rows, frozenset({"greedy − this"}), note=note, title="Systematic sample of searched paths")]
 
 
 def paper_table() -> Table:
     columns = ["method", "top-1 %", "FLOPs", "latency", "parameters", "#optimization", "#evaluation", "corrected"]
     return Table(
-        columns, PAPER_TABLE, title="The paper's Tables 1 and 6 (ImageNet)", note="One network each, without a spread."
+        columns, PAPER_TABLE, title="The paper's Tables 1 and 7 (ImageNet)", note="One network each, without a spread."
     )
 
 
 def _title(results: dict[str, Any]) -> str:
-    """The comparison at equal cost, else any other one of greedy's."""
+    """Return the title: greedy's comparison at equal cost, or else another one of greedy's."""
     found = {(one["ours"], one["theirs"]): one for one in results["differences"]}
     for searcher in ("evolution", "random"):
         for rival in ("uniform-E", "uniform", "fair-E", "fair"):
             one = found.get((f"greedy, {searcher}", f"{rival}, {searcher}"))
             if one is not None:
                 return sentence(one)[0].upper() + sentence(one)[1:]
-    told_top1 = ", ".join(f"{name} {told(one['top1'], 2)}%" for name, one in results["contestants"].items())
-    return f"Found networks: {told_top1}"
+    top1 = ", ".join(f"{name} {with_interval(one['top1'], 2)}%" for name, one in results["contestants"].items())
+    return f"Found networks: {top1}"

@@ -1,8 +1,10 @@
-"""`greedynas study methods`: the paper's Tables 1 and 6 on the user's own data, and the supplement's last figure.
+"""`greedynas study methods`: the paper's Tables 1 and 7 and the supplement's last figure, on the user's own data.
 
-Uniform, fair and greedy supernets, each searched at random and by evolution, with several seeds; a network drawn at random
-beside them. -E: trained for as long as greedy's corrected cost pays for. Every found network is retrained the same way, or its
-accuracy is looked up in a ground truth.
+Uniform, fair and greedy supernets are searched at random and by evolution, with several seeds; a network drawn at
+random is compared with them. -E: trained for as long as greedy's corrected cost allows. Methods with architecture
+parameters (darts and so on) train for at most greedy's largest corrected cost, and their network is derived within the
+limits. Every found network is retrained in the same way, or its accuracy is looked up in a ground truth. The memory and
+the time of an update are measured for every method, as in Table 2 of the paper.
 """
 
 from collections.abc import Mapping
@@ -14,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.greedy.samplers.fair import fair_paths
+from greedynas.greedy.samplers.sampler import make_sampler
 from greedynas.runtime.errors import GreedyNASError, unknown
 from greedynas.runtime.rng import stream
 from greedynas.settings.schema import Config
+from greedynas.spaces.budget import Budget
 from greedynas.spaces.paths import OpPath, canonical, compact
 from greedynas.studies.contests import (
     Options,
@@ -36,21 +39,24 @@ from greedynas.studies.contests import (
 from greedynas.studies.correlations import enough_paths
 from greedynas.studies.methods.paper import NO_SUPERNET
 from greedynas.studies.methods.results import methods_study
+from greedynas.studies.step_cost import step_part
 from greedynas.studies.study import Done, Part, publish, run_parts
 from greedynas.studies.truth import Truth
 
 RANDOM = "random"
 EQUAL = "-E"
 METHODS = (RANDOM, "uniform", "uniform-E", "fair", "greedy")
-KNOWN = (*METHODS, "fair-E")
+LEARNED = ("darts", "fbnet", "proxyless", "proxyless-reinforce", "mdenas", "single-path")
+KNOWN = (*METHODS, "fair-E", *LEARNED)
+DERIVATION = "derivation"
 SEARCHERS = ("random", "evolution")
-# The paper: 120 epochs for uniform and 150 for FairNAS, against 60 that greedy has at most, each with 2.40M evaluated images
-# beside 1.23M trained ones.
+# The paper has 120 epochs for uniform and 150 for FairNAS, and at most 60 for greedy, each with 2.40M evaluated and 1.23M
+# trained images.
 GREEDY_AT_MOST = 60 * (1.23 + 2.40 / 3.33)
-FULL = {"uniform": 120 * 1.23 / GREEDY_AT_MOST, "fair": 150 * 1.23 / GREEDY_AT_MOST}
+FULL = {"uniform": 120 * 1.23 / GREEDY_AT_MOST, "fair": 150 * 1.23 / GREEDY_AT_MOST, **dict.fromkeys(LEARNED, 1.0)}
 QUICK = {"train.max_epochs": 4, "search.population": 20, "search.generations": 5, "retrain.epochs": 3}
 QUICK_SEEDS = 2
-# What greedy's cost depends on.
+# The settings that greedy's cost depends on.
 PRICED = {"sampler", "m", "k", "pool_size", "filter_images", "bn", "calibration_images", "warmup", "filtering", "pool_sampling",
           "stopping", "max_epochs", "batch_size"}  # fmt: skip
 KEPT = (
@@ -69,17 +75,17 @@ KEPT = (
 class MethodsOptions(Options):
     methods: tuple[str, ...] = METHODS
     searchers: tuple[str, ...] = SEARCHERS
-    epochs: float | None = None  # of plain training, for those that are not matched to greedy; None: as in the paper
-    systematic: int = 0  # paths of each supernet's search that are retrained
+    epochs: float | None = None  # of plain training, for methods that are not matched to greedy; None: as in the paper
+    systematic: int = 0  # number of paths of each supernet's search that are retrained
 
 
 def quick(options: MethodsOptions) -> MethodsOptions:
-    """Small sizes for the embedded images: minutes on a CPU, to see how it works; no result to quote."""
+    """Return options of small sizes for the embedded images: minutes on a CPU, without meaningful results."""
     return replace(options, changes={**QUICK, **options.changes}, seeds=options.seeds[:QUICK_SEEDS], quick=True)
 
 
 def study_methods(folder: Path, options: MethodsOptions, console: Console) -> dict[str, Any]:
-    """Train, search and retrain what is not there yet, then compare."""
+    """Train, search and retrain the missing parts, then compare."""
     _refuse_methods(options)
     base = contest_config(options, KNOWN)
     truth = check_options(base, options)
@@ -87,6 +93,7 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
     _refuse_systematic(base, options)
     done = run_parts(folder, [*_drawings(base, options), *_supernets(configs, options)], console, options.jobs)
     done |= run_parts(folder, _matched(configs, options, done), console, options.jobs)
+    done |= run_parts(folder, _measurements(configs), console, 1)  # one at a time, because times are measured
     sampled = systematic(done, options, base) if options.systematic else {}
     found = _found(done, options)
     wanted = {(network_of(one, base.space), seed, options.retrain_seeds) for (_, _, seed), one in found.items()}
@@ -105,7 +112,7 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
         one["top1"] = [top1[canonical(path, base.space), seed][0] for path in one["paths"]]
         one["paths"] = [compact(path, base.space) for path in one["paths"]]
     settings = {
-        **options.told(),
+        **options.as_json(),
         "methods": options.methods,
         "searchers": options.searchers,
         "epochs": options.epochs,
@@ -113,11 +120,12 @@ def study_methods(folder: Path, options: MethodsOptions, console: Console) -> di
         "space": base.space.name,
     }
     reference = None if truth is None or feasible is None else reference_of(truth, feasible)
-    study = methods_study(rows, list(sampled.values()), reference, settings, [*done.values(), *retrained])
+    steps = {method: done[f"step-{method}"].result for method in configs if f"step-{method}" in done}
+    study = methods_study(rows, list(sampled.values()), reference, settings, [*done.values(), *retrained], steps)
     return publish(folder, study, console)
 
 
-# What is asked for
+# Options
 
 
 def _refuse_methods(options: MethodsOptions) -> None:
@@ -133,7 +141,7 @@ def _refuse_methods(options: MethodsOptions) -> None:
         if owner == RANDOM or owner not in options.methods:
             raise GreedyNASError(f"--set {owner}.…: this study has no supernet {owner}")
     if options.epochs is not None and options.epochs < 1:
-        raise GreedyNASError(f"--epochs is at least 1, got {options.epochs:g}")
+        raise GreedyNASError(f"--epochs must be at least 1, got {options.epochs:g}")
 
 
 def _refuse_systematic(config: Config, options: MethodsOptions) -> None:
@@ -142,16 +150,27 @@ def _refuse_systematic(config: Config, options: MethodsOptions) -> None:
         searched = config.search.population * config.search.generations
         if searched < options.systematic:
             raise GreedyNASError(
-                f"--systematic {options.systematic} of {searched} searched paths cannot be taken; search more "
+                f"--systematic {options.systematic} is more than the {searched} searched paths; search more "
                 "(search.population, search.generations)"
             )
 
 
 def method_config(method: str, options: MethodsOptions) -> Config:
     config = contest_config(options, KNOWN, method, method.removesuffix(EQUAL))
-    if config.train.sampler == "fair":
-        fair_paths(config.space, stream(0, "check"))  # refuses spaces that it cannot sample
+    make_sampler(config.train.sampler).check(config.space)  # refuses spaces that it cannot train
+    highest = {
+        key: value for key, value in options.budget.model_dump(exclude_none=True).items() if key.startswith("max_")
+    }
+    if getattr(make_sampler(config.train.sampler), "aims", False) and highest and config.train.target is None:
+        table = config.train.latency_table if options.latency_table is None else str(options.latency_table)
+        aim = {"target": Budget.model_validate(highest), "latency_table": table}
+        config = config.model_copy(update={"train": config.train.model_copy(update=aim)})
     return config
+
+
+def searchers_of(method: str, options: MethodsOptions) -> tuple[str, ...]:
+    """Return the searchers of a method's supernets."""
+    return (DERIVATION,) if method in LEARNED else options.searchers
 
 
 # Parts
@@ -162,8 +181,7 @@ def _drawings(config: Config, options: MethodsOptions) -> list[Part]:
 
 
 def _supernets(configs: Mapping[str, Config], options: MethodsOptions) -> list[Part]:
-    """Those whose cost is known from the start."""
-    searches = [Search(searcher, searcher) for searcher in options.searchers]
+    """Return the parts of the supernets whose cost is known from the start."""
     greedy = method_config("greedy", options).train.model_dump(mode="json", include=PRICED)
     parts = []
     for seed in options.seeds:
@@ -174,12 +192,18 @@ def _supernets(configs: Mapping[str, Config], options: MethodsOptions) -> list[P
             if method != "greedy" and not own_epochs(options, method):
                 whole = {"train": greedy, "times": FULL[method]}
                 cost = whole if options.epochs is None else {"epochs": options.epochs}
+            searches = [Search(searcher, searcher) for searcher in searchers_of(method, options)]
             parts.append(supernet_part(method, seed, config, searches, options, cost))
     return parts
 
 
+def _measurements(configs: Mapping[str, Config]) -> list[Part]:
+    """Return the parts that measure the updates of each method."""
+    return [step_part(method, config) for method, config in configs.items() if not method.endswith(EQUAL)]
+
+
 def _matched(configs: Mapping[str, Config], options: MethodsOptions, done: Mapping[str, Done]) -> list[Part]:
-    """Those that train for as long as greedy's cost with the same seed pays for."""
+    """Return the parts of the supernets that train for as long as greedy's cost with the same seed allows."""
     searches = [Search(searcher, searcher) for searcher in options.searchers]
     return [
         supernet_part(
@@ -195,10 +219,10 @@ def _matched(configs: Mapping[str, Config], options: MethodsOptions, done: Mappi
 
 
 def _found(done: Mapping[str, Done], options: MethodsOptions) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """The chosen network by method, searcher and seed."""
+    """Return the chosen networks by method, searcher and seed."""
     found = {}
     for method in options.methods:
-        for searcher in [""] if method == RANDOM else options.searchers:
+        for searcher in ("",) if method == RANDOM else searchers_of(method, options):
             for seed in options.seeds:
                 result = done[f"{method}-{seed}"].result
                 one = result if method == RANDOM else result["searches"][searcher]
@@ -228,21 +252,21 @@ def _row(
 def systematic(
     done: Mapping[str, Done], options: MethodsOptions, config: Config
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """By method and seed: of all searched paths, ranked by accuracy on the supernet, every (n/count)-th.
+    """Return, by method and seed, every (n/count)-th of all searched paths in the order of accuracy on the supernet.
 
-    Where each has to be retrained, the supernets of the first seed alone.
+    If the paths have to be retrained, only the supernets of the first seed are sampled.
     """
     searcher = "evolution" if "evolution" in options.searchers else options.searchers[0]
     seeds = options.seeds if options.truth is not None else options.seeds[:1]
     found = {}
     for method in options.methods:
-        for seed in seeds if method != RANDOM else ():
+        for seed in () if method == RANDOM or method in LEARNED else seeds:
             arrays = done[f"{method}-{seed}"].arrays
             accuracies: NDArray[np.float64] = arrays[f"{searcher}_accuracy"]
             if len(accuracies) < options.systematic:
                 raise GreedyNASError(
                     f"--systematic {options.systematic}, but the search of {method}-{seed} found {len(accuracies)} paths "
-                    "within the budget; widen it"
+                    "within the budget; allow a larger one"
                 )
             chosen = every_nth(accuracies, options.systematic, stream(seed, "systematic sample"))
             paths: list[OpPath] = [tuple(path) for path in arrays[f"{searcher}_paths"][chosen].tolist()]
@@ -258,13 +282,13 @@ def systematic(
 
 
 def every_nth(accuracies: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """A systematic sample: best first, then at equal steps from a random start within the first one."""
+    """Return a systematic sample, best first: equal steps from a random start within the first step."""
     order = np.argsort(-accuracies, kind="stable")
     return order[((np.arange(count) + rng.random()) * len(order) / count).astype(np.int64)]
 
 
 def reference_of(truth: Truth, feasible: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return what the ground truth says of the distinct networks within the budget."""
+    """Return the mean and the best accuracy of the distinct networks within the budget, by the ground truth."""
     accuracies = np.where(feasible, truth.accuracies, -np.inf)
     best = truth.paths[int(accuracies.argmax())]
     networks = np.unique(truth.network[feasible])

@@ -1,4 +1,4 @@
-"""The charts of `study ranking`: the paper's numbers beside ours."""
+"""The charts of `study ranking`, with the paper's numbers beside ours."""
 
 from typing import Any
 
@@ -7,29 +7,32 @@ from greedynas.studies.ranking.paper import PAPER
 from greedynas.studies.study import Panel
 
 COLOURS = {"untrained": GREY, "uniform": BLUE, "fair": GREEN, "greedy": ORANGE}
-PAPER_STEADY = (10_000, 0.81)  # section 5.3.1: uniform sampling after 10K iterations, Kendall τ with 1,000 images
+PAPER_STEADY = (10_000, 0.81)  # section 5.3.1: Kendall τ of 1,000 images after 10K iterations of uniform sampling
 
 
 def ranking_panels(own: list[dict[str, Any]], along: list[dict[str, Any]]) -> list[Panel]:
     return [
         Panel(
             "Table 3: how well filter images rank paths",
-            {"The paper": _bars(_paper_bars(), "1,000 of 50,000 images"), "Ours": _bars(_our_bars(own), _told(own))},
+            {
+                "The paper": _bars(_paper_bars(), "1,000 of 50,000 images"),
+                "Ours": _bars(_our_bars(own), _images_text(own)),
+            },
         ),
         Panel(
-            "Figure 3, left: how many images are needed",
+            "Figure 4, left: how many images are needed",
             {"The paper": _paper_curve(), "Ours": _curve(own)},
-            "Of the paper's figure its text gives the values at 1,000 images alone.",
+            "The text of the paper gives only the values at 1,000 images.",
         ),
         Panel(
-            "Figure 3, right: when filtering can begin",
+            "Figure 4, right: when filtering can begin",
             {"The paper": _paper_along(), "Ours": _along(along)},
-            "The paper: uniform sampling is steady at τ = 0.81 from 10,000 iterations on, which is why it warms up for so long.",
+            "The paper: uniform sampling is steady at τ = 0.81 from 10,000 iterations on, so the warm-up takes that long.",
         ),
     ]
 
 
-def _told(own: list[dict[str, Any]]) -> str:
+def _images_text(own: list[dict[str, Any]]) -> str:
     return f"{own[0]['filter_images']:,} of {own[0]['val_images']:,} images"
 
 
@@ -51,7 +54,7 @@ def _our_bars(own: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _bars(values: dict[str, dict[str, float | None]], told: str) -> Chart:
+def _bars(values: dict[str, dict[str, float | None]], caption: str) -> Chart:
     traces = [
         {
             "type": "bar",
@@ -67,7 +70,7 @@ def _bars(values: dict[str, dict[str, float | None]], told: str) -> Chart:
     chart = figure(*traces, height=380, barmode="group")
     chart.update_yaxes(title_text="rank correlation", range=[min(0.0, *_all(values)) - 0.02, 1.05])
     label = "; ".join(f"{kind}: " + ", ".join(f"{n} {v:.3f}" for n, v in row.items() if v is not None) for kind, row in values.items())  # fmt: skip
-    return Chart(chart, f"Bars: {label}.", told)
+    return Chart(chart, f"Bars: {label}.", caption)
 
 
 def _all(values: dict[str, dict[str, float | None]]) -> list[float]:
@@ -104,7 +107,7 @@ def _curve(own: list[dict[str, Any]]) -> Chart:
     chart = figure(*traces, height=380)
     _axes(chart, "images", log=True)
     label = f"Kendall τ-a against the accuracy on all {own[0]['val_images']:,} images, by the number of filter images."
-    return Chart(chart, label, "The whole validation set contains the filter images, so the curves end at half of it.")
+    return Chart(chart, label, "The validation set contains the filter images, so the curves end at half of it.")
 
 
 def _paper_along() -> Chart:
@@ -125,7 +128,7 @@ def _along(along: list[dict[str, Any]]) -> Chart:
         traces.append(line(xs, ys, kind, COLOURS.get(kind, GREEN), mode="lines+markers"))
     chart = figure(*traces, height=380)
     _axes(chart, "steps")
-    return Chart(chart, "Kendall τ-a by loss along the checkpoints of each run.", "Of the checkpoints that were kept.")
+    return Chart(chart, "Kendall τ-a by loss for the checkpoints of each run.", "For the checkpoints that were kept.")
 
 
 def _axes(chart: Any, what: str, log: bool = False) -> None:

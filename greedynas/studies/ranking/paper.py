@@ -1,4 +1,4 @@
-"""Numbers that the paper prints, to stand beside ours."""
+"""Numbers from the paper, for comparison with ours."""
 
 # Table 3 of the paper: rank correlation of 1,000 paths, loss (accuracy) on 1,000 images against accuracy on 50,000.
 PAPER: dict[str, dict[str, float]] = {

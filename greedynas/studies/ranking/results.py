@@ -1,4 +1,4 @@
-"""What `study ranking` says: Table 3, Figure 3, the BatchNorm modes."""
+"""Results of `study ranking`: Table 3, Figure 4, the BatchNorm modes."""
 
 import statistics
 from functools import partial
@@ -12,7 +12,7 @@ COEFFICIENTS = {"spearman": "Spearman ρ", "tau_a": "Kendall τ-a", "tau_b": "Ke
 
 
 def ranking_study(done: list[Done], settings: dict[str, Any]) -> Study:
-    """The results of all parts: the last of each kind in every mode first, earlier checkpoints after them."""
+    """Return the study: the last checkpoint of each kind in every mode first, then earlier checkpoints."""
     rows = [_row(part) for part in done]
     steps = {kind: max(row["step"] for row in rows if row["kind"] == kind) for kind in {row["kind"] for row in rows}}
     last = [row for row in rows if row["step"] == steps[row["kind"]]]
@@ -22,10 +22,10 @@ def ranking_study(done: list[Done], settings: dict[str, Any]) -> Study:
     tau = trained["at_filter"]["loss"]["tau_a"]
     return Study(
         name="ranking",
-        title=f"{trained['filter_images']:,} images rank paths as {trained['val_images']:,} do with Kendall τ {_told(tau)}",
+        title=f"{trained['filter_images']:,} images rank paths like {trained['val_images']:,} with Kendall τ {_three_digits(tau)}",
         lead=f"{settings['paths']:,} random paths of the {trained['kind']} supernet, ranked by their loss on the filter "
-        "images and by their accuracy on the whole validation set, which contains them. This says how well filtering "
-        "sees what the supernet thinks, not whether the supernet is right: that is what study macro asks.",
+        "images and by their accuracy on the whole validation set, which contains them. The correlation shows how well filtering "
+        "agrees with the supernet, not whether the supernet is right, which is the question of study macro.",
         settings=settings,
         results={"supernets": rows, "paper": PAPER},
         tables=[_table3(own, settings), _modes(last), _curve_table(own), *_along_table(along)],
@@ -61,7 +61,7 @@ def _row(part: Done) -> dict[str, Any]:
 
 
 def _means(draws: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """Over the draws of filter images, those in which there was an order at all."""
+    """Return means over the draws of filter images, without draws in which all paths are equal."""
     found: dict[str, float | None] = {}
     for key in draws[0]:
         values = [value for draw in draws if (value := draw[key]) is not None]
@@ -80,10 +80,10 @@ def _table3(own: list[dict[str, Any]], settings: dict[str, Any]) -> Table:
         rows.append([row["kind"], *cells, *printed])
     columns = ["supernet", *COEFFICIENTS.values(), "the paper: ρ", "the paper: τ"]
     note = (
-        f"Ranked by the loss (by the accuracy) of {own[0]['filter_images']:,} filter images, mean of {own[0]['draws']} draws; "
-        f"against the accuracy on {own[0]['val_images']:,}. BatchNorm: {settings['bn']}. The paper: 1,000 images against 50,000."
+        f"Ranked by the loss (by the accuracy) on {own[0]['filter_images']:,} filter images, mean of {own[0]['draws']} draws, "
+        f"and by the accuracy on {own[0]['val_images']:,}. BatchNorm: {settings['bn']}. The paper: 1,000 images and 50,000."
     )
-    return Table(columns, rows, title="Table 3: filter images against the whole validation set", note=note)
+    return Table(columns, rows, title="Table 3: filter images and the whole validation set", note=note)
 
 
 def _modes(last: list[dict[str, Any]]) -> Table:
@@ -99,9 +99,9 @@ def _modes(last: list[dict[str, Any]]) -> Table:
     return Table(
         columns,
         rows,
-        title="BatchNorm statistics side by side",
-        note="Each mode against itself: where accuracies differ more, few images tell paths apart more easily. That does not make a "
-        "mode right. Accuracy: mean and deviation over the paths.",
+        title="Comparison of BatchNorm statistics",
+        note="Each mode is compared with itself: if accuracies differ more, few images distinguish paths more easily, which does not "
+        "make a mode right. Accuracy: mean and standard deviation over the paths.",
     )
 
 
@@ -112,25 +112,25 @@ def _curve_table(own: list[dict[str, Any]]) -> Table:
         for count in counts
     ]  # fmt: skip
     return Table(
-        ["images", *(row["kind"] for row in own)], rows, title="Figure 3, left: Kendall τ-a by the number of images"
+        ["images", *(row["kind"] for row in own)], rows, title="Figure 4, left: Kendall τ-a by the number of images"
     )
 
 
 def _along_table(along: list[dict[str, Any]]) -> list[Table]:
     trained = [row for row in along if row["step"]]
     rows = [
-        [row["kind"], f"{row['step']:,}", *(_told(row["at_filter"]["loss"][key]) for key in COEFFICIENTS),
+        [row["kind"], f"{row['step']:,}", *(_three_digits(row["at_filter"]["loss"][key]) for key in COEFFICIENTS),
          f"{row['mean_accuracy']:.1%}"]
         for row in trained
     ]  # fmt: skip
-    note = "Of the checkpoints that the run has kept; train.keep_checkpoints keeps more of them."
+    note = "For the checkpoints that the run has kept; train.keep_checkpoints keeps more of them."
     columns = ["supernet", "step", *COEFFICIENTS.values(), "accuracy of paths"]
-    return [Table(columns, rows, title="Figure 3, right: along the training", note=note)]
+    return [Table(columns, rows, title="Figure 4, right: during training", note=note)]
 
 
 def _pair(loss: float | None, accuracy: float | None) -> str:
-    return _told(loss) + (f" ({_told(accuracy)})" if accuracy is not None else "")
+    return _three_digits(loss) + (f" ({_three_digits(accuracy)})" if accuracy is not None else "")
 
 
-def _told(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"

@@ -1,8 +1,8 @@
-"""`greedynas study ranking DIR`: do few images rank paths as all of them do? Table 3 and Figure 3 of the paper, for a run.
+"""`greedynas study ranking DIR`: Table 3 and Figure 4 of the paper for a run, on how well few images rank paths.
 
-Filtering ranks paths by their loss on a few validation images. Here random paths are ranked so, and by their accuracy on the
-whole validation set: for an untrained supernet, a uniformly trained one and that of the run, for several numbers of images,
-along the checkpoints, and with each of the three kinds of BatchNorm statistics.
+Filtering ranks paths by their loss on a few validation images. This study ranks random paths in this way and by their
+accuracy on the whole validation set: for an untrained supernet, a uniformly trained one and that of the run, for
+several numbers of images, for all checkpoints, and with each of the three kinds of BatchNorm statistics.
 """
 
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from greedynas.data.settings import Told, stored_settings
+from greedynas.data.settings import DataOptions, stored_settings
 from greedynas.greedy.schedule import epochs_within
 from greedynas.greedy.state import TrainState
 from greedynas.models.batchnorm import BN_MODES
-from greedynas.rundir.checkpoints import fitting, step_of
+from greedynas.rundir.checkpoints import checkpoint_errors, step_of
 from greedynas.rundir.run_directory import refuse_links
 from greedynas.runtime.devices import choose_device
 from greedynas.runtime.errors import GreedyNASError
@@ -42,21 +42,21 @@ from greedynas.studies.supernets import (
     whole_checkpoint,
 )
 
-MANY = 100  # filter images: draws of more hardly differ, and one will do
+MANY = 100  # filter images; larger draws hardly differ, so one is enough
 IMAGES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True)
 class RankingOptions:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     uniform: Path | None = None  # a run with a uniformly trained supernet
-    train_uniform: bool = False  # or train one here, at the run's corrected cost
+    train_uniform: bool = False  # train a uniform supernet at the run's corrected cost
     paths: int = 1000
     images: tuple[int, ...] = ()  # numbers of filter images; empty: 10 and up
-    draws: int = 3  # of filter images, for each number
+    draws: int = 3  # number of draws of filter images, for each number of images
     jobs: int | None = None
-    named: Told = field(default_factory=Told)  # the images, by the command line
+    named: DataOptions = field(default_factory=DataOptions)  # the images named on the command line
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Kind:
 
 
 def study_ranking(folder: Path, out: Path, options: RankingOptions, console: Console) -> dict[str, Any]:
-    """Evaluate what is not there yet, and say how well few images agree with all."""
+    """Evaluate the missing supernets, and report how well few images agree with all."""
     enough_paths(options.paths)
-    refuse_links(folder)  # the study is written into the run, if nowhere else
+    refuse_links(folder)  # by default the study is written into the run
     config = _config_of(folder, options)
     own = _kinds(folder, config)
     uniform = _uniform_run(folder, out, config, own, options, console)
@@ -94,14 +94,15 @@ def _config_of(folder: Path, options: RankingOptions) -> Config:
 
 
 def _kinds(folder: Path, config: Config) -> list[Kind]:
-    """The checkpoints of a run, the oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     return [Kind(config.train.sampler, folder, config, file, step_of(file)) for file in checkpoints_of(folder)]
 
 
 def _uniform_run(
     folder: Path, out: Path, config: Config, own: list[Kind], options: RankingOptions, console: Console
 ) -> Path | None:
-    """The run directory of the rival, if there is to be one; where it is to be trained here it is, at the same cost."""
+    """Return the run directory of the uniform rival, if one is wanted, after training it at the same cost if
+    necessary."""
     if options.uniform is not None:
         rival = read_run_config(options.uniform)
         if rival.train.sampler != "uniform":
@@ -112,7 +113,7 @@ def _uniform_run(
     if not options.train_uniform or config.train.sampler == "uniform":
         return None
     assert own[-1].file is not None
-    with fitting(own[-1].file):
+    with checkpoint_errors(own[-1].file):
         state = TrainState.from_json(whole_checkpoint(own[-1].file)[1], config.space)
     rival = as_rival(config, "uniform")
     settings = {
@@ -126,7 +127,7 @@ def _uniform_run(
 
 
 def train_uniform(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Uniform sampling with the settings that suit it, for as many epochs as the run's corrected cost pays for."""
+    """Train with uniform sampling and its own settings for as many epochs as the run's corrected cost allows."""
     config = Config.model_validate(settings["config"])
     images = len(shared_data(config, choose_device(config.device)).train)
     epochs = max(1, epochs_within(config.train, images, settings["corrected_images"], config.space))
@@ -135,7 +136,7 @@ def train_uniform(folder: Path, settings: dict[str, Any], console: Console) -> d
 
 
 def _part(kind: Kind, mode: str, config: Config, options: RankingOptions, brief: bool = False) -> Part:
-    """`brief`: only with the run's own number of filter images."""
+    """Return a part. With `brief`, it only uses the run's own number of filter images."""
     settings = {
         "kind": kind.name,
         "step": kind.step,
@@ -153,7 +154,7 @@ def _part(kind: Kind, mode: str, config: Config, options: RankingOptions, brief:
 
 
 def rank_by_few(folder: Path, settings: dict[str, Any], console: Console) -> dict[str, Any]:
-    """One supernet in one BatchNorm mode: correlations between few images and all of them."""
+    """Return correlations between rankings by few images and by all, for one supernet in one BatchNorm mode."""
     config = Config.model_validate(settings["config"])
     data = shared_data(config, choose_device(config.device))
     run = Path(settings["folder"])
@@ -166,7 +167,7 @@ def rank_by_few(folder: Path, settings: dict[str, Any], console: Console) -> dic
     own = min(config.train.filter_images, len(data.val))
     counts = sorted(
         {own, *(n for n in settings["images"] or () if n <= len(data.val) / 2)}
-    )  # more are nearly all of them
+    )  # more than half would be nearly the whole validation set
     curve = []
     for count in counts:
         drawn = [
@@ -188,7 +189,7 @@ def rank_by_few(folder: Path, settings: dict[str, Any], console: Console) -> dic
 def _agreement(
     trained: Trained, paths: list[OpPath], mode: str, count: int, draw: int, truth: NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Loss and accuracy on some filter images against the accuracy on all."""
+    """Return correlations of the loss and the accuracy on some filter images with the accuracy on all images."""
     chosen = trained.data.val.balanced(count, stream(trained.config.seed, "ranked by few", count, draw))
     few, _ = rank_paths(trained, paths, mode, chosen, bn_images=trained.config.train.bn_images)
     losses = np.nan_to_num(few.losses, nan=np.inf, posinf=1e30)
@@ -196,7 +197,7 @@ def _agreement(
 
 
 def random_paths(space: Space, count: int, seed: int) -> list[OpPath]:
-    """Different random paths; all of a space that has no more."""
+    """Return distinct random paths, or all paths of a space that has no more."""
     if space.size <= count:
         found = [tuple(path) for path in np.ndindex(*space.num_ops)]
         enough_paths(len(found))

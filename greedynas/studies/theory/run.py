@@ -1,6 +1,7 @@
 """`greedynas study theory`: Theorem 1 of the paper, and its Figure 2.
 
-Of m paths drawn at random, each is good with probability q; of those drawn from the pool all are. How likely are at least k?
+Of m sampled paths, those drawn at random are good with probability q, and all those from the pool are good. The theorem
+gives the probability that at least k are good.
 """
 
 from pathlib import Path
@@ -12,7 +13,7 @@ from greedynas.reporting.cells import Table
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.studies.study import Panel, Study, publish
 
-SHARES = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8)  # q of the curves; which ones the paper's figure has is not said in its text
+SHARES = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8)  # q of the curves; the paper does not state the values of its figure
 PAPER = {
     "m": 10,
     "k": 5,
@@ -24,30 +25,30 @@ PAPER = {
 
 
 def at_least(k: int, m: int, q: float, epsilon: float = 0.0) -> float:
-    """Theorem 1: the probability of at least k good paths among m, when a share ε of them comes from the pool."""
+    """Return the probability of at least k good paths among m if a share ε comes from the pool (Theorem 1)."""
     from scipy.stats import binom
 
     return float(binom.sf(k - 1, m, epsilon + (1 - epsilon) * q))
 
 
 def study_theory(folder: Path, console: Console, m: int, k: int, q: float, epsilon: float) -> dict[str, Any]:
-    """The curves for m paths, with and without the pool; the numbers for k and q in the title."""
+    """Compute the curves for m paths, with and without the pool; the title has the numbers for k and q."""
     if not 1 <= k <= m:
-        raise GreedyNASError(f"of --m {m} paths at least --k {k} cannot be asked for; k lies between 1 and m")
+        raise GreedyNASError(f"--k {k} is not possible with --m {m} paths; k must be between 1 and m")
     for name, value in (("q", q), ("epsilon", epsilon)):
         if not 0 <= value <= 1:
-            raise GreedyNASError(f"--{name} is a probability, got {value:g}")
+            raise GreedyNASError(f"--{name} must be a probability between 0 and 1, got {value:g}")
     shares = sorted({*SHARES, q})
     curves = {
-        told: [{"q": share, "probabilities": [at_least(i, m, share, eps) for i in range(1, m + 1)]} for share in shares]
-        for told, eps in (("without_pool", 0.0), ("with_pool", epsilon))
+        key: [{"q": share, "probabilities": [at_least(i, m, share, eps) for i in range(1, m + 1)]} for share in shares]
+        for key, eps in (("without_pool", 0.0), ("with_pool", epsilon))
     }
     without, with_pool = at_least(k, m, q), at_least(k, m, q, epsilon)
     study = Study(
         name="theory",
         title=f"At least {k} good paths among {m}: {without:.2%}, with the pool {with_pool:.2%}",
-        lead=f"Where {q:.0%} of all paths are good and each of {m} sampled paths comes from the pool with probability "
-        f"{epsilon:g} (Theorem 1). The paper's example, 5 of 10 with q = 0.6 and ε = 0.5: 83.38% and 99.36%.",
+        lead=f"Theorem 1, for {q:.0%} good paths among all paths, where each of {m} sampled paths comes from the pool with probability "
+        f"{epsilon:g}. The paper's example, 5 of 10 with q = 0.6 and ε = 0.5: 83.38% and 99.36%.",
         settings={"m": m, "k": k, "q": q, "epsilon": epsilon},
         results={"without_pool": without, "with_pool": with_pool, "curves": curves, "paper": PAPER},
         tables=[_table(m, epsilon, shares)],
@@ -63,7 +64,12 @@ def _table(m: int, epsilon: float, shares: list[float]) -> Table:
         cells = [f"{at_least(k, m, q, eps):.2%}" for q in shares for eps in (0.0, epsilon)]
         rows.append([str(k), f"{k / m:.2f}", *cells])
     note = f"pool: each path comes from the pool with probability ε = {epsilon:g}, so that q becomes ε + (1 − ε) q"
-    return Table(columns, rows, note=note, title=f"At least k good paths among m = {m}, of which a share q is good")
+    return Table(
+        columns,
+        rows,
+        note=note,
+        title=f"Probability of at least k good paths among m = {m}, if a share q of all paths is good",
+    )
 
 
 def _panels(m: int, k: int, q: float, epsilon: float, shares: list[float]) -> list[Panel]:
@@ -89,11 +95,11 @@ def _panels(m: int, k: int, q: float, epsilon: float, shares: list[float]) -> li
         drawn.update_yaxes(title_text="probability", tickformat=".0%", range=[0, 1.05])
         return Chart(drawn, label, caption)
 
-    def points(told: dict[str, float], at: float, name: str) -> list[Any]:
+    def points(values: dict[str, float], at: float, name: str) -> list[Any]:
         return [
             line([at], [value], f"{name}, {what}", colour, mode="markers+text", marker={"size": 12, "color": colour},
                  text=[f"{value:.2%}"], textposition="middle right")
-            for (what, value), colour in zip(told.items(), (ORANGE, GREEN), strict=True)
+            for (what, value), colour in zip(values.items(), (ORANGE, GREEN), strict=True)
         ]  # fmt: skip
 
     paper = {"q = 0.6": PAPER["without_pool"], "with the pool": PAPER["with_pool"]}
@@ -108,13 +114,13 @@ def _panels(m: int, k: int, q: float, epsilon: float, shares: list[float]) -> li
             {
                 "The paper": chart(
                     [*known, *points(paper, 0.5, "the paper")],
-                    "Curves for q = 0.6 and m = 10, and the two numbers that the paper prints: 83.38% and 99.36%.",
-                    "The two numbers that the paper's text prints for m = 10 and k = 5; the curves through them are ours.",
+                    "Curves for q = 0.6 and m = 10, and the two numbers of the paper: 83.38% and 99.36%.",
+                    "The two numbers are from the text of the paper, for m = 10 and k = 5; the curves through them are ours.",
                 ),
                 "Ours, without the pool": chart(
                     [*curves(0.0), *points(ours, k / m, f"k = {k}")],
                     f"Probability of at least k good paths among {m}, one curve for each share of good paths.",
-                    "More good paths, or fewer that are asked for, make it surer that all kept paths are good.",
+                    "The probability that all kept paths are good grows with the share of good paths and falls with k.",
                 ),
             },
         ),
