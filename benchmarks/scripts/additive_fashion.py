@@ -1,10 +1,10 @@
-"""Does a score that is part additive model (`search.additive`) rank better in another space than NAS-Bench-Macro's? The demo's.
+"""Measure whether a score that is partly an additive model (`search.additive`) ranks better in the demo's space, too.
 
     python benchmarks/scripts/additive_fashion.py --networks 60 --supernets 3 --jobs 2 --out additive.json | tee additive.txt
 
-Random distinct networks of the space `fashion` are trained with the demo's recipe, once each. Supernets with the demo's settings rank all
-2,187 paths; the score is fitted to these. Printed: tau-b of the scores with the accuracies of the trained networks on test images, by
-share of the additive model.
+Random distinct networks of the space `fashion` are trained once each with the demo's recipe. Supernets with the demo's
+settings rank all 2,187 paths; the score is fitted to these. Prints tau-b of the scores with the accuracies of the
+trained networks on test images, by share of the additive model.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def ranked(seed: int) -> list[float]:
-    """The accuracies of all paths on a supernet of the demo with another seed."""
+    """Return the accuracies of all paths on a supernet of the demo with another seed."""
     torch.set_num_threads(1)
     config = load_config("fashion", {"seed": seed})
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def train(run: str, path: OpPath, seed: int) -> float:
 
 
 def compared(accuracies: list[float], networks: list[OpPath], top1: list[float], num_ops: list[int]) -> list[Any]:
-    """Tau-b by share."""
+    """Return tau-b by share."""
     every, measured = list(np.ndindex(*num_ops)), np.array(accuracies)
     chosen = [int(np.ravel_multi_index(path, num_ops)) for path in networks]
     return [rank_correlations(blended(every, measured, share)[chosen], np.array(top1))["tau_b"] for share in SHARES]

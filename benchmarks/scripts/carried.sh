@@ -1,5 +1,5 @@
-# Sourced on a GPU machine in the root of a checkout with carry/ (see carry.sh): the images are then in build/cifar10. Kernels that
-# an earlier machine compiled are used again if they came back from there: tar cJf triton.tar.xz -C build/triton .
+# Source this on a GPU machine in the root of a checkout with carry/ (see carry.sh); it unpacks the images to build/cifar10. To use
+# the kernels again that an earlier machine compiled, pack them there (tar cJf triton.tar.xz -C build/triton .) and put them in carry/.
 export PYTHONPATH=$PWD/carry/py:$PWD PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$PWD/build/triton
 if [ ! -d build/triton ]; then
   mkdir -p build/triton

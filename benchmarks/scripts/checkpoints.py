@@ -1,12 +1,12 @@
-"""What checkpoints cost a training: how long each holds it up, against the interval between two of them.
+"""Measure how long checkpoints delay a training, relative to the interval between two of them.
 
     python benchmarks/scripts/checkpoints.py [--device cuda] [--steps 300] [--out FOLDER]
 
-The demo (preset fashion) and the space `macro` at 32 px (preset cifar10, on Fashion-MNIST's images in colour, so that nothing
-has to be fetched) train for a while with the same settings, a checkpoint every `--every` steps. Told are the pause of each
-checkpoint (what the training loop waits for: the copy of the state, and the end of the write before), the time of the write
-beside it, and the pause's share of the default interval. Since a write beside the training takes some of its processor time
-on a CPU, steps during writes are compared with the others as well.
+The demo (preset fashion) and the space `macro` at 32 px (preset cifar10, on Fashion-MNIST's images in colour, so that
+nothing has to be downloaded) train for a while with the same settings, with a checkpoint every `--every` steps. Prints
+the pause of each checkpoint (the time that the training loop waits for the copy of the state and for the end of the
+previous write), the time of the concurrent write, and the pause as a share of the default interval. A concurrent write
+takes processor time from training on a CPU, so steps during writes are compared with the others as well.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def measure(name: str, device: torch.device, steps: int, every: int) -> dict[str
     wanted = {"image_size": space.image_size, "image_channels": channels, "seed": 0, "device": device}
     data = open_data(DataSettings(source="fashion", val_images=1000), **wanted)
     rest = len(data.train) + len(data.val) - steps * config.train.batch_size
-    if rest > 1000:  # one epoch of so many steps
+    if rest > 1000:  # one epoch with that number of steps
         data = open_data(DataSettings(source="fashion", val_images=rest), **wanted)
     epochs = -(-steps // (len(data.train) // config.train.batch_size))
     train = config.train.model_copy(update={"max_epochs": epochs, "warmup": 0.25})

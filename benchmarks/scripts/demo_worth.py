@@ -1,11 +1,11 @@
-"""What is the demo's search worth, and does its budget show the pool and the evolution at work?
+"""Measure what the demo's search is worth, and how many paths of the pool its budget allows.
 
     python benchmarks/scripts/demo_worth.py --seeds 8 --runs runs/demos --out demo.json | tee demo.txt
 
-Runs `greedynas demo` with several seeds (a finished one is read, an interrupted one goes on). The first table shows how many
-paths of each pool keep a budget: the demo's is the smallest multiple of 100K that at least a tenth of every pool keeps, so it
-follows from the space and the pools, not from what was found. The second one has a row for each seed: the found network and a
-random one within the same budget, one training each.
+Runs `greedynas demo` with several seeds (a finished demo is read, an interrupted one is resumed). The first table shows
+how many paths of each pool are within a budget. The demo's budget is the smallest multiple of 100K that at least a
+tenth of every pool satisfies, so it follows from the space and the pools, not from the found networks. The second table
+has a row for each seed: the found network and a random one within the same budget, one training each.
 """
 
 import argparse
@@ -36,14 +36,14 @@ BUDGETS = range(500_000, 1_000_001, 100_000)
 
 
 def feasible(space: Space, limit: int) -> tuple[int, int]:
-    """Return how many paths keep the limit, and how many networks they are."""
+    """Return how many paths are within the limit, and how many networks they are."""
     paths = np.array(list(product(*(range(ops) for ops in space.num_ops))))
     within = paths[space.costs(paths).macs <= limit]
     return len(within), len({canonical(path, space) for path in within.tolist()})
 
 
 def run_one(seed: int, folder: Path) -> dict[str, Any]:
-    """Run a demo, or go on with it; return what the record says of it."""
+    """Run a demo, or resume it; return its row of the record."""
     cpu = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     start = time.perf_counter()
     fresh = not folder.exists()
@@ -57,7 +57,7 @@ def run_one(seed: int, folder: Path) -> dict[str, Any]:
     assert rival.test is not None
     assert search is not None
     chosen = next(entry for entry in search.found if entry.path == facts.chosen.arch.path)
-    best = max(search.found, key=lambda entry: entry.accuracy)  # of equal ones the first
+    best = max(search.found, key=lambda entry: entry.accuracy)  # the first of equal ones
     pool = space.costs([entry.path for entry in facts.pool]).macs
     difference = facts.chosen.test.top1 - rival.test.top1
     return {

@@ -1,11 +1,11 @@
-"""The GPU engine against plain PyTorch (bf16 autocast, channels_last) on the present GPU: correctness first, then speed.
+"""Compare the GPU engine with plain PyTorch (bf16 autocast, channels_last) on this GPU: correctness first, then speed.
 
-    python benchmarks/scripts/engine.py --out DIR            # everything, about three minutes on an H200
+    python benchmarks/scripts/engine.py --out DIR            # all parts, about three minutes on an H200
     python benchmarks/scripts/engine.py check micro --out DIR
 
-Parts: warm (compile what the spaces need), check (blocks in bf16 against float64), micro (kernel by kernel, with the
-share of the measured copy bandwidth), step (training and evaluation of random paths), equal (trainings with the engine and
-without end at the same loss), profile, compiled (one path, by torch.compile).
+Parts: warm (compile the kernels of the spaces), check (compare blocks in bf16 with float64), micro (each kernel, with
+the share of the measured copy bandwidth), step (training and evaluation of random paths), equal (final losses of
+trainings with the engine and without it), profile, compiled (one path, by torch.compile).
 """
 
 import argparse
@@ -35,7 +35,7 @@ RESULTS: dict = {}
 
 
 def milliseconds(work, repeats=20, warm=3):
-    """Median time on the device."""
+    """Return the median time on the device."""
     for _ in range(warm):
         work()
     pairs = []
@@ -50,7 +50,7 @@ def milliseconds(work, repeats=20, warm=3):
 
 
 def replayed(work, times=10):
-    """The same by replay of a graph, so that a short kernel does not wait for its launch."""
+    """Return the median time with replay of a graph, so that a short kernel does not wait for its launch."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -64,7 +64,7 @@ def replayed(work, times=10):
 
 
 def copy_bandwidth():
-    """Bytes per second of a large copy, read and written."""
+    """Return the bytes per second of a large copy, counting reads and writes."""
     source = torch.empty(2**30, dtype=torch.bfloat16, device=DEVICE).normal_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) * 1e3
@@ -97,7 +97,8 @@ def run_block(block, x, g, mode, precision):
 
 
 def cases_of_check():
-    """Blocks: channels, stride, expansion, kernel, SE, activation, images, size; widths that `warm_up` has compiled."""
+    """Return blocks of widths that `warm_up` has compiled: channels, stride, expansion, kernel, SE, activation, images,
+    size."""
     cases = []
     for se, act in ((False, "relu"), (True, "hard_swish")):
         for kernel in (3, 5, 7):
@@ -107,8 +108,10 @@ def cases_of_check():
 
 
 def check():
-    """Errors against float64 of the engine and of plain PyTorch in bf16, both on the CPU: the engine's may not be larger than
-    1.5 times the latter's."""
+    """Compare the errors of the engine and of plain PyTorch in bf16 with float64 on the CPU.
+
+    Those of the engine may be at most 1.5 times as large.
+    """
     worst = 0.0
     for case in cases_of_check():
         *shape, images, size = case
@@ -142,7 +145,7 @@ KERNELS = ("expand", "depthwise", "project", "normalise", "sums", "project'", "d
 
 
 def kernels_of(i, o, s, size, e, k, batch):
-    """The kernels of a block in their order: bytes of the tensors that one has to move, and the call."""
+    """Return the kernels of a block in order: the bytes of the tensors that each has to move, and the call."""
     from greedynas.gpu.kernels import depthwise, depthwise_backward, norms, pointwise, pointwise_backward
 
     block = randomise(MBConv(i, o, s, e, k, False, "relu"))
@@ -177,7 +180,7 @@ def kernels_of(i, o, s, size, e, k, batch):
 
 
 def micro(batch, bandwidth):
-    """Each kernel of a block in microseconds, with the share of the time that its tensors would take to be copied."""
+    """Print the time of each kernel of a block in microseconds, and the time to copy its tensors as a share of it."""
     print(f"{'block':>26} " + " ".join(f"{name:>15}" for name in (*KERNELS, "total")))
     for shape in MICRO:
         line, total, floors = [], 0.0, 0.0
@@ -195,7 +198,7 @@ def micro(batch, bandwidth):
 
 
 class Trainer:
-    """Steps of a supernet on random images, with the engine or without."""
+    """Steps of a supernet on random images, with the engine or without it."""
 
     def __init__(self, name, batch, seed=0):
         self.space = load_space(name)
@@ -205,7 +208,7 @@ class Trainer:
         self.images = torch.randn(batch, 3, size, size, device=DEVICE).to(memory_format=torch.channels_last)
         self.labels = torch.randint(self.space.num_classes, (batch,), device=DEVICE)
         self.paths = self.space.sample(200, np.random.default_rng(0)).tolist()
-        for p in self.net.parameters():  # as after many steps: SGD takes a slow way where a momentum is missing
+        for p in self.net.parameters():  # as after many steps, because SGD is slower if a momentum is missing
             self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def train(self, path):
@@ -224,7 +227,7 @@ class Trainer:
 
 
 def timed(work, *arguments):
-    """Milliseconds until it is done, and until it is queued."""
+    """Return the milliseconds until the work is done, and until it is queued."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     work(*arguments)
@@ -234,7 +237,7 @@ def timed(work, *arguments):
 
 
 def in_a_row(work, paths, rounds=3):
-    """Milliseconds a step with nothing waited for in between, as a training loop runs: the best round."""
+    """Return the milliseconds per step of the best round, without synchronisation between steps, as in training."""
     best = float("inf")
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -247,22 +250,22 @@ def in_a_row(work, paths, rounds=3):
 
 
 def new_paths(trainer, paths):
-    """With the engine, each path twice: what does it cost that it is new?"""
+    """Measure the extra cost of a new path with the engine, by running each path twice."""
     with engine.using("auto"):
         for path in trainer.paths[-3:]:
             trainer.train(path)
         pairs = [(timed(trainer.train, path)[0], *timed(trainer.train, path)) for path in paths]
     first, second, queued = (list(column) for column in zip(*pairs, strict=True))
     stalls = np.subtract(first, second)
-    told = {"new_path_ms": first, "second_ms": second, "queued_ms": statistics.median(queued)}
-    told |= {"first_minus_second_p95_ms": float(np.percentile(stalls, 95)), "first_minus_second_max_ms": float(stalls.max())}  # fmt: skip
-    print(f"  {len(paths)} new paths: median {statistics.median(first):.1f} ms, first minus second: p95 {told['first_minus_second_p95_ms']:.1f}, "
-          f"max {told['first_minus_second_max_ms']:.1f}; Python queues a step in {told['queued_ms']:.1f} ms", flush=True)  # fmt: skip
-    return told
+    measured = {"new_path_ms": first, "second_ms": second, "queued_ms": statistics.median(queued)}
+    measured |= {"first_minus_second_p95_ms": float(np.percentile(stalls, 95)), "first_minus_second_max_ms": float(stalls.max())}  # fmt: skip
+    print(f"  {len(paths)} new paths: median {statistics.median(first):.1f} ms, first minus second: p95 {measured['first_minus_second_p95_ms']:.1f}, "
+          f"max {measured['first_minus_second_max_ms']:.1f}; Python queues a step in {measured['queued_ms']:.1f} ms", flush=True)  # fmt: skip
+    return measured
 
 
 def floor_bytes(space, path, batch, training):
-    """Bytes of the activations that have to be moved, each read and written once by a kernel that needs it."""
+    """Return the bytes of the activations that must be moved, each read and written once by a kernel that needs it."""
     total = 0
     for layer, op in zip((*space.stem_layers, *space.layers, *space.head_layers), (*(0 for _ in space.stem_layers), *path, *(0 for _ in space.head_layers)), strict=True):  # fmt: skip
         if layer.is_nothing(layer.ops[op]):
@@ -283,37 +286,40 @@ def floor_bytes(space, path, batch, training):
 
 
 def after_eager(name, batch, count):
-    """A trainer that has run its first paths once plainly: PyTorch has to choose its convolutions where a shape is new."""
+    """Return a trainer after its first eager paths, for whose new shapes PyTorch has to choose convolutions."""
     trainer = Trainer(name, batch)
     trainer.net.train()
     start = time.perf_counter()
     with engine.using("off"):
         for path in trainer.paths[:count]:
             trainer.train(path)
-    told = RESULTS.setdefault("step", {})[name] = {"paths": count, "eager_first_s": time.perf_counter() - start}
-    print(f"{name}, batch {batch}; the first run of {count} paths took eager {told['eager_first_s']:.0f} s", flush=True)
+    measured = RESULTS.setdefault("step", {})[name] = {"paths": count, "eager_first_s": time.perf_counter() - start}
+    print(
+        f"{name}, batch {batch}; the first run of {count} paths took eager {measured['eager_first_s']:.0f} s",
+        flush=True,
+    )
     return trainer
 
 
 def measure(trainer, bandwidth):
-    """The same random paths one after the other, plain and with the engine; new paths; memory of the largest one."""
-    told, batch = RESULTS["step"][trainer.space.name], len(trainer.images)
-    paths = trainer.paths[: told["paths"]]
+    """Measure the same random paths, plain and with the engine; new paths; and the memory of the largest path."""
+    measured, batch = RESULTS["step"][trainer.space.name], len(trainer.images)
+    paths = trainer.paths[: measured["paths"]]
     print(trainer.space.name)
-    told |= new_paths(trainer, trainer.paths[len(paths) : len(paths) + 50])
+    measured |= new_paths(trainer, trainer.paths[len(paths) : len(paths) + 50])
     for what, work in (("train", trainer.train), ("evaluate", trainer.evaluate)):
         with bn_mode(trainer.net, "batch") if what == "evaluate" else nullcontext():
             for mode in ("off", "auto"):
                 with engine.using(mode):
                     work(paths[0])
                     alone = [timed(work, path)[0] for path in paths]
-                    told[f"{what}_{mode}_ms"], told[f"{what}_{mode}_alone_ms"] = in_a_row(work, paths), alone
-        eager, ours = told[f"{what}_off_ms"], told[f"{what}_auto_ms"]
-        told[f"{what}_ratio"] = eager / ours
+                    measured[f"{what}_{mode}_ms"], measured[f"{what}_{mode}_alone_ms"] = in_a_row(work, paths), alone
+        eager, ours = measured[f"{what}_off_ms"], measured[f"{what}_auto_ms"]
+        measured[f"{what}_ratio"] = eager / ours
         floor = statistics.mean(floor_bytes(trainer.space, path, batch, what == "train") for path in paths) / bandwidth
-        told[f"{what}_floor_ms"] = floor = 1e3 * floor
+        measured[f"{what}_floor_ms"] = floor = 1e3 * floor
         print(f"  {what}, the same {len(paths)} paths in a row: eager {eager:.1f} ms, engine {ours:.1f} ms a step: {eager / ours:.2f}x images/s; "
-              f"waited for one by one (medians): {statistics.median(told[f'{what}_off_alone_ms']):.1f} and {statistics.median(told[f'{what}_auto_alone_ms']):.1f} ms; "
+              f"waited for one by one (medians): {statistics.median(measured[f'{what}_off_alone_ms']):.1f} and {statistics.median(measured[f'{what}_auto_alone_ms']):.1f} ms; "
               f"moving the activations at copy speed takes {floor:.1f} ms", flush=True)  # fmt: skip
     largest = [max(range(len(layer.ops)), key=lambda i, layer=layer: layer.cost(layer.ops[i]).macs) for layer in trainer.space.layers]  # fmt: skip
     for mode in ("auto", "off"):
@@ -322,8 +328,8 @@ def measure(trainer, bandwidth):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             timed(trainer.train, largest)
-            told[f"memory_gib_{mode}"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-    print(f"  memory that a step on the largest path takes: eager {told['memory_gib_off']:.1f} GiB, engine {told['memory_gib_auto']:.1f} GiB", flush=True)  # fmt: skip
+            measured[f"memory_gib_{mode}"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+    print(f"  memory that a step on the largest path takes: eager {measured['memory_gib_off']:.1f} GiB, engine {measured['memory_gib_auto']:.1f} GiB", flush=True)  # fmt: skip
 
 
 def step(spaces, batch, bandwidth, count=8):
@@ -333,7 +339,7 @@ def step(spaces, batch, bandwidth, count=8):
 
 
 def equal(steps=200, batch=128, seeds=3):
-    """Trainings of `macro` with the engine and without, on blurred patterns with noise: the loss at their ends."""
+    """Compare the final losses of `macro` with the engine and without it, on blurred patterns with noise."""
     ends = {"auto": [], "off": []}
     for seed in range(seeds):
         for mode in ends:
@@ -355,7 +361,7 @@ def equal(steps=200, batch=128, seeds=3):
 
 
 def profile(spaces, batch):
-    """Where the time of engine steps goes, by kernel."""
+    """Print the time of engine steps by kernel."""
     for name in spaces:
         trainer = Trainer(name, batch)
         trainer.train(trainer.paths[0])
@@ -376,7 +382,8 @@ def profile(spaces, batch):
 
 
 def compiled(spaces, batch):
-    """One path compiled whole: what the engine has to beat, though no supernet could be trained so."""
+    """Measure one path compiled as a whole, which is the speed to beat, although no supernet could be trained like
+    this."""
     for name in spaces:
         trainer = Trainer(name, batch)
         subnet = trainer.net.subnet(trainer.paths[3]).train().to(DEVICE, memory_format=torch.channels_last)

@@ -1,14 +1,15 @@
-"""How many validation images does a filtering need to rank paths (`train.filter_images`)?
+"""Measure how many validation images a filtering needs to rank paths (`train.filter_images`).
 
     python benchmarks/scripts/filter_images.py --seeds 5 --out filter_images.json | tee filter_images.txt
 
-Supernets of the space `fashion` are trained with uniform sampling on the embedded sample: on 7,000 images in batches of 64, and
-on 400 images in batches of 8, as `auto` would. Each is ranked at the end of the warm-up, where filtering begins, and at the
-end. Random paths are ranked by their loss on a few class-balanced validation images, as a filtering does, and by their loss
-on 1,000 of them. Printed, as mean and standard deviation over the seeds of the mean over draws:
+Supernets of the space `fashion` are trained with uniform sampling on the embedded sample: on 7,000 images in batches of
+64, and on 400 images in batches of 8, as `auto` would. Each is evaluated at the end of the warm-up, when filtering
+begins, and at the end of training. Random paths are ranked by their loss on a few class-balanced validation images, as
+in a filtering, and by their loss on 1,000 of them. Prints mean and standard deviation over the seeds of the mean over
+draws of:
 
 tau-b   Kendall's τ-b of both rankings
-kept    of 10 paths 5 are kept by the few images: the share of them that 1,000 images would keep (0.5: chance)
+kept    the share of the 5 of 10 paths kept by the few images that 1,000 images would keep, too (0.5: chance)
 cost    of filtering relative to training, m/k · images / batch / 3.33
 """
 
@@ -35,10 +36,10 @@ from greedynas.studies.ranking.run import random_paths
 from greedynas.studies.supernets import Trained, load_trained, rank_paths, shared_data
 
 COUNTS = (4, 8, 16, 32, 64, 100, 200, 400)
-TRUTH = 1000  # validation images that stand for all
+TRUTH = 1000  # number of validation images of the reference ranking
 PATHS = 60
-DRAWS = 12  # of every number of images; fewer of the larger ones
-GROUPS = 200  # filterings of ten paths that are looked at in each draw
+DRAWS = 12  # for each number of images; fewer for the larger ones
+GROUPS = 200  # simulated filterings of ten paths in each draw
 M, K = 10, 5
 SETS = {
     "7,000 images, batch 64": {"data.val_images": 1000, "batch_size": 64, "max_epochs": 8, "lr": 0.1},
@@ -52,7 +53,7 @@ def settings(changes: dict[str, Any], seed: int) -> Config:
 
 
 def supernets(config: Config, folder: Path) -> dict[str, Trained]:
-    """The supernet at the end of its warm-up and at the end of its training."""
+    """Train a supernet; return it as of the end of its warm-up and of its training."""
     data = shared_data(config, torch.device("cpu"))
     steps = config.train.max_epochs * max(1, len(data.train) // config.train.batch_size)
     early = max(1, round(0.25 * steps))
@@ -66,14 +67,14 @@ def supernets(config: Config, folder: Path) -> dict[str, Trained]:
 
 
 def kept_as_by_all(few: NDArray[np.float64], truth: NDArray[np.float64], rng: np.random.Generator) -> float:
-    """Of random groups of ten paths: which share of the five with the least loss on few images has the least on all."""
+    """Return the share of the five best of ten random paths on few images that are also the five best on all."""
     groups = np.array([rng.choice(len(truth), M, replace=False) for _ in range(GROUPS)])
     by_few, by_all = (np.argsort(values[groups], axis=1, kind="stable")[:, :K] for values in (few, truth))
     return float(np.mean([len(np.intersect1d(one, other)) / K for one, other in zip(by_few, by_all, strict=True)]))
 
 
 def agreement(trained: Trained, seed: int) -> dict[int, dict[str, list[float]]]:
-    """τ-b and the share kept, of every draw of every number of images."""
+    """Return τ-b and the kept share for every draw of every number of images."""
     val = trained.data.val
     everything = val.balanced(min(TRUTH, len(val)), stream(seed, "truth of this benchmark"))
     paths = random_paths(trained.config.space, PATHS, seed)
@@ -109,12 +110,12 @@ def main() -> None:
             print(f"\n{name}, {when}; {arguments.seeds} supernets, {PATHS} paths each")
             print(f"{'images':>8}{'tau-b':>16}{'kept':>16}{'cost':>8}")
             for count in COUNTS:
-                told = ""
+                cells = ""
                 for key in ("tau_b", "kept"):
                     means = [np.mean(found[count][key]) for found in by_seed]
-                    told += f"{np.mean(means):9.3f} ± {np.std(means, ddof=min(1, len(means) - 1)):.3f}"
+                    cells += f"{np.mean(means):9.3f} ± {np.std(means, ddof=min(1, len(means) - 1)):.3f}"
                 cost = M / K * count / changes["batch_size"] / PAPER_RATIO
-                print(f"{count:8d}{told}{cost:8.2f}", flush=True)
+                print(f"{count:8d}{cells}{cost:8.2f}", flush=True)
             records.append({"set": name, "when": when, "settings": changes, "by_seed": by_seed})
     if arguments.out is not None:
         about = {"machine": f"{platform.machine()}, {os.cpu_count()} CPUs, one thread", "torch": torch.__version__}

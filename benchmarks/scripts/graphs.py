@@ -1,11 +1,11 @@
-"""Small images on a GPU: training, filtering and ranking of `macro` by replayed CUDA graphs against plain PyTorch.
+"""Compare replayed CUDA graphs with plain PyTorch for small images: training, filtering and ranking of `macro`.
 
     python benchmarks/scripts/graphs.py --data FOLDER --out graphs.json               (CIFAR-10 as class folders)
     python benchmarks/scripts/graphs.py --data FOLDER --together 1,2,4,8 [--mps]      (several trainings on one GPU)
 
-Plain: engine off, bf16, channels_last, a new random path every step; augmentation and optimizer included in both. Rankings
-are of a supernet that was trained for three epochs. Memory is that of a process of its own, which trains one epoch with
-the greedy sampler (`--memory`).
+Plain means engine off, bf16, channels_last, and a new random path every step; both include augmentation and optimizer.
+Rankings are of a supernet that was trained for three epochs. Memory is measured in a process of its own, which trains
+one epoch with the greedy sampler (`--memory`).
 """
 
 import argparse
@@ -47,7 +47,7 @@ def fresh(config: Any, seed: int = 0) -> Supernet:
 
 
 def steps(config: Any, data: Any, net: Supernet, count: int, lr: float, seed: int = 0) -> Any:
-    """Losses, on the device, of training steps on random paths (or fair groups of them), one a time."""
+    """Yield the losses, on the device, of training steps on random paths (or fair groups of them)."""
     step = TrainingStep(net, supernet_optimizer(net, config.train), config.train, None, "bf16")
     batches = (batch for epoch in itertools.count() for batch in data.train.train_batches(epoch, BATCH))
     paths = [tuple(path) for path in config.space.sample(count, stream(seed, "paths")).tolist()]
@@ -67,14 +67,14 @@ def time_steps(config: Any, data: Any, count: int) -> dict[str, float]:
 
 
 def learn(config: Any, data: Any, count: int, seed: int, sampler: str) -> float:
-    """The mean loss of the last fifty steps."""
+    """Return the mean loss of the last fifty steps of a training."""
     config = config.model_copy(update={"train": config.train.model_copy(update={"sampler": sampler})})
     losses = torch.stack(list(steps(config, data, fresh(config, seed), count, 0.05, seed)))
     return float(losses[-50:].mean())
 
 
 def synchronisations(config: Any, data: Any) -> str:
-    """A step must not wait for the GPU."""
+    """Check that a step does not wait for the GPU."""
     running = steps(config, data, fresh(config), 60, 0.01)
     for _ in range(20):
         next(running)
@@ -88,7 +88,7 @@ def synchronisations(config: Any, data: Any) -> str:
 
 
 def filtering(config: Any, data: Any, net: Supernet, images: int) -> float:
-    """Milliseconds for ten new paths on new images."""
+    """Return the milliseconds for ten new paths on new images."""
     times = []
     for i in range(12):
         paths = config.space.sample(10, stream(i, "filter"))
@@ -132,7 +132,7 @@ def ranking(config: Any, data: Any) -> dict[str, float]:
 
 
 def memory(config: Any, data: Any) -> dict[str, float]:
-    """One epoch of greedy training, filtering included."""
+    """Measure the memory of an epoch of greedy training, including filtering."""
     settings = config.train.model_copy(update={"max_epochs": 1, "warmup": 50})
     start = time.perf_counter()
     state = train_supernet(fresh(config), data, settings, precision="bf16", eval_precision="bf16")
@@ -142,7 +142,7 @@ def memory(config: Any, data: Any) -> dict[str, float]:
 
 
 def worker(config: Any, data: Any, folder: Path) -> None:
-    """One of several trainings: ready, then steps for five seconds from the moment that `go` appears."""
+    """Run one of several trainings: get ready, then train for five seconds once the file `go` exists."""
     running = steps(config, data, fresh(config), 10**6, 0.01)
     for _ in range(30):
         next(running)
@@ -160,7 +160,7 @@ def worker(config: Any, data: Any, folder: Path) -> None:
 
 
 def together(source: str, counts: list[int], mps: bool) -> dict[int, float]:
-    """Images a second of so many processes, all together."""
+    """Return the images per second of several processes together, by their number."""
     pipes = tempfile.mkdtemp()
     environment = os.environ | ({"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": pipes} if mps else {})
     if mps:
@@ -189,7 +189,7 @@ def record_all(config: Any, data: Any, arguments: Any) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             record[name] = work()
-        except Exception as error:  # the other parts are still worth having
+        except Exception as error:  # continue with the other parts
             record[name] = repr(error)[:400]
         print(f"{name} ({time.perf_counter() - start:.1f} s): {record[name]}", flush=True)
 

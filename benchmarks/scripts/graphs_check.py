@@ -1,4 +1,5 @@
-"""Replayed evaluation of macro on a GPU: seconds of a whole ranking, and losses against plain PyTorch in the three BatchNorm modes.
+"""Check replayed evaluation of macro on a GPU: the time of a whole ranking, and losses and plain PyTorch's in three
+modes.
 
 python benchmarks/scripts/graphs_check.py
 """

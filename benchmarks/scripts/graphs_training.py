@@ -1,4 +1,4 @@
-"""Training of macro by replay and plain, on CIFAR-10: accuracies of 60 random paths.
+"""Compare training of macro with and without replay on CIFAR-10, by the accuracies of 60 random paths.
 
 python benchmarks/scripts/graphs_training.py FOLDER      (CIFAR-10 as class folders)
 """

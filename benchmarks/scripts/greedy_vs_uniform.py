@@ -1,14 +1,14 @@
-r"""Does greedy training help the good paths? Greedy against uniform training at the same corrected cost, paired by seed.
+r"""Measure whether greedy training helps the good paths, against uniform training at the same cost, paired by seed.
 
     python benchmarks/scripts/greedy_vs_uniform.py --seeds 10 --first-seed 100 --jobs 2 --out demo.json
     OMP_NUM_THREADS=1 python benchmarks/scripts/greedy_vs_uniform.py --seeds 28 --first-seed 500 --jobs 2 \
         --set train.max_epochs=40 --set train.stopping=false --set train.warmup=0.1 --set train.epsilon=1.0 \
         --set data.augment=pad_crop --out larger.json
 
-For each seed both supernets start from the same weights and see the same split of the embedded Fashion-MNIST sample. Of the
-same 300 random paths, the best 20 by validation accuracy on each supernet are scored on the test images, which neither
-training nor filtering nor the choice of the 20 has touched. Uniform training gets at least greedy's corrected cost (whole
-epochs, rounded up), with its learning rate decaying over just that many.
+For each seed, both supernets start from the same weights and use the same split of the embedded Fashion-MNIST sample.
+Of the same 300 random paths, the best 20 by validation accuracy on each supernet are scored on the test images, which
+neither training nor filtering nor the choice of the 20 uses. Uniform training gets at least greedy's corrected cost
+(whole epochs, rounded up), with its learning rate decaying over that number of epochs.
 """
 
 import argparse
@@ -44,7 +44,7 @@ SCORED_TOGETHER = 250  # images that share BatchNorm statistics when paths are s
 def train_and_score(
     seed: int, changes: dict[str, Any], corrected: float | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """One supernet. With `corrected`, as many epochs as that cost pays for."""
+    """Train and score a supernet; with `corrected`, for as many epochs as that cost allows."""
     torch.set_num_threads(int(os.environ.get("THREADS", "1")))
     config = load_config("fashion", {**changes, "seed": seed})
     data = open_data(
@@ -106,10 +106,12 @@ def main() -> None:
     changes = parse_assignments(arguments.set)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as jobs:
         running = [jobs.submit(pair, seed, changes) for seed in sorted(seeds - {seed_of(one) for one in pairs})]
-        for done in as_completed(running):  # kept at once: a run that is cut short goes on with the same command
+        for done in as_completed(running):  # saved at once, so that the same command continues an interrupted run
             result = done.result()
-            told = {name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()}
-            print(f"seed {seed_of(result)}: greedy {told['greedy']}, uniform {told['uniform']}", flush=True)
+            shown = {
+                name: f"{run['test_of_best']:.4f} ({run['corrected_images']:,.0f})" for name, run in result.items()
+            }
+            print(f"seed {seed_of(result)}: greedy {shown['greedy']}, uniform {shown['uniform']}", flush=True)
             pairs = sorted([*pairs, result], key=seed_of)
             if arguments.out is not None:
                 arguments.out.write_text(json.dumps(record(arguments.set, pairs), indent=1) + "\n")

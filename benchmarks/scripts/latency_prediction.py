@@ -1,10 +1,12 @@
-"""Do latency tables predict? Sums of blocks against whole networks in ONNX Runtime, one thread, one image at a time.
+"""Compare latency tables, as sums over blocks, with whole networks, on one thread and one image at a time.
 
     python benchmarks/scripts/latency_prediction.py macro fashion mobilenet:64 --out latency.json
+    python benchmarks/scripts/latency_prediction.py macro fashion --backend openvino --out openvino.json
 
-For each space a table is measured (`greedynas.measure_latency`, which fits its constant on 8 networks of its own), then 20
-other random paths are built, exported with torch.onnx as networks (not put together from the blocks that were timed) and
-timed in turns. Like the blocks, a network counts with the lowest of its medians, one a round. `space:64` is a space at 64 px.
+For each space, a table is measured (`greedynas.measure_latency`, which fits its constant on 8 networks of its own).
+Then 20 other random paths are exported as whole networks by the export format of the same runtime (not composed of
+the timed blocks) and timed in turns. As for the blocks, the latency of a network is the lowest of its medians, one per round. `space:64` is a space
+at 64 px.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import json
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,11 @@ import torch
 from scipy import stats
 
 from greedynas import build_network, load_space, measure_latency
+from greedynas.data.transforms import normalisation
+from greedynas.deploy.formats.format import Conversion, make_format
 from greedynas.deploy.onnx_files import export_onnx, onnx_runner
-from greedynas.deploy.timing import quietest, take_turns
+from greedynas.deploy.timing import Runner, quietest, take_turns
+from greedynas.models.model_file import Card
 from greedynas.runtime.rng import stream
 from greedynas.spaces.paths import OpPath, canonical, compact
 from greedynas.spaces.space import Space
@@ -29,20 +35,36 @@ PATHS = 20
 
 
 def random_paths(space: Space, n: int, seed: int) -> list[OpPath]:
-    """n different networks."""
+    """Return n distinct networks."""
     paths: dict[OpPath, None] = {}
     for path in space.sample(100 * n, stream(seed, "latency prediction")).tolist():
         paths[canonical(path, space)] = None
     return list(paths)[:n]
 
 
-def predict_and_measure(space: Space, paths: list[OpPath], repeats: int, seed: int) -> dict[str, Any]:
+def whole_network(space: Space, path: OpPath, backend: str, folder: Path) -> Runner:
+    """Return a function that times a network in the runtime of a backend."""
+    network = build_network(path, space).eval()
+    image = torch.randn(1, space.image_channels, space.image_size, space.image_size)
+    if backend == "onnxruntime":
+        return onnx_runner(export_onnx(network, image), image, threads=1)
+    mean, std = normalisation(space.image_channels)
+    names = tuple(f"class {i}" for i in range(space.num_classes))
+    facts = {"image_size": space.image_size, "image_channels": space.image_channels, "crop_fraction": 1.0}
+    card = Card(name="network", space=space, path=path, class_names=names, mean=mean, std=std, **facts)
+    format = make_format(backend, converting=True)
+    file = folder / f"{compact(path, space)}{format.suffix}"
+    format.convert(Conversion(network, card, lambda: iter(())), "fp32", file)
+    return format.runner(file, image, 1)
+
+
+def predict_and_measure(space: Space, paths: list[OpPath], repeats: int, seed: int, backend: str) -> dict[str, Any]:
     load = [os.getloadavg()[0]]
     start = time.perf_counter()
-    table = measure_latency(space, "onnxruntime", threads=1, repeats=repeats)
+    table = measure_latency(space, backend, threads=1, repeats=repeats)
     seconds = time.perf_counter() - start
-    image = torch.randn(1, space.image_channels, space.image_size, space.image_size)
-    runners = [onnx_runner(export_onnx(build_network(path, space).eval(), image), image, threads=1) for path in paths]
+    with TemporaryDirectory() as folder:
+        runners = [whole_network(space, path, backend, Path(folder)) for path in paths]
     medians = take_turns(runners, repeats)
     load.append(os.getloadavg()[0])
     predicted, measured = table.cost_table(space)(np.array(paths)), quietest(medians)
@@ -82,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("spaces", nargs="+", metavar="SPACE[:SIZE]")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--backend", default="onnxruntime")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -91,7 +114,7 @@ def main() -> None:
         name, _, size = text.partition(":")
         space = load_space(name).adapt(image_size=int(size) if size else None)
         paths = random_paths(space, PATHS, arguments.seed)
-        record = predict_and_measure(space, paths, arguments.repeats, arguments.seed)
+        record = predict_and_measure(space, paths, arguments.repeats, arguments.seed, arguments.backend)
         records.append(record)
         print(f"{text}: {record['device']}, {record['backend']}, one thread; load {record['load_average']}")
         for row in record["paths"]:

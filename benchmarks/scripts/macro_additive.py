@@ -1,12 +1,13 @@
-"""How a score that is part additive model (`search.additive`) ranks: every tuning training since the eighth round, the truth in view.
+"""Measure how a score that is partly an additive model (`search.additive`) ranks, on the tuning trainings since the
+eighth round.
 
     python benchmarks/scripts/macro_additive.py nas-bench-macro_cifar10.json > additive.txt
 
-Reads the data of the tuning rounds (`benchmarks/records/tuning.tar.xz`). Mean accuracies over the later two thirds of the moments of
-each training, then the score. First the mean over all trainings that rank
-at 0.66 at least by accuracy: tau-b, and the true accuracy of the best 20 paths, by share. Then what a search finds: the stopped records
-of greedy, searched by evolution and at random under three limits, the network chosen by the score of what was evaluated. Last each
-training at a share of one half.
+Reads the data of the tuning rounds (`benchmarks/records/tuning.tar.xz`). The score is computed from the mean accuracies
+over the later two thirds of the moments of each training. Prints first the mean over all trainings that rank at 0.66 or
+more by accuracy (tau-b, and the true accuracy of the best 20 paths, by share); then the networks that searches find on
+the stopped records of greedy (by evolution and at random, under three limits, chosen by the score of the evaluated
+paths); and last each training at a share of one half.
 """
 
 import sys
@@ -38,14 +39,14 @@ def method_of(name: str) -> str:
 
 
 def accuracies_in(file: Path) -> Iterator[tuple[str, Numbers]]:
-    """The name of every training in a file and its accuracies: a row for each moment, a column for each path."""
-    with np.load(file) as found:  # how many of the 5,000 validation images each path had right
+    """Yield the name of every training in a file and its accuracies: a row for each moment, a column for each path."""
+    with np.load(file) as found:  # the number of the 5,000 validation images that each path classified correctly
         for trial in sorted(found.files):
             yield trial, found[trial] / 5000
 
 
 def late_mean(rows: Numbers) -> Numbers:
-    """Over the last two thirds of the moments."""
+    """Return the mean over the last two thirds of the moments."""
     return rows[len(rows) // 3 :].mean(axis=0)
 
 
@@ -54,7 +55,7 @@ def tau(scores: Numbers, true: Numbers) -> float:
 
 
 def rows_of(scores: Numbers, truth: Truth) -> list[tuple[float, float]]:
-    """By share: tau-b, and the true accuracy of the best 20 paths."""
+    """Return tau-b and the true accuracy of the best 20 paths, by share."""
     found = []
     for share in SHARES:
         worth = blended(truth.paths, scores, share)
@@ -64,13 +65,13 @@ def rows_of(scores: Numbers, truth: Truth) -> list[tuple[float, float]]:
 
 
 def searched(truth: Truth, supernets: list[Numbers]) -> None:
-    """The true accuracy of what a search finds, by share."""
-    from greedynas.greedy.search import search  # where pymoo is
+    """Print the true accuracy of the networks that a search finds, by share."""
+    from greedynas.greedy.search import search  # needs pymoo
 
     places = {tuple(path): i for i, path in enumerate(truth.paths.tolist())}
     print(f"\nTrue accuracy of the network that a search finds; {len(supernets)} supernets, two searches each")
     print(f"{'':24s}" + "".join(f"{share:9.2f}" for share in SHARES))
-    for told, budget in LIMITS.items():
+    for label, budget in LIMITS.items():
         for searcher in ("evolution", "random"):
             found = []
             for accuracies in supernets:
@@ -86,7 +87,7 @@ def searched(truth: Truth, supernets: list[Numbers]) -> None:
                     measured = np.array([entry.accuracy for entry in result.found])
                     best = [places[paths[int(blended(paths, measured, share).argmax())]] for share in SHARES]
                     found.append(truth.accuracies[best])
-            print(f"{told + ', ' + searcher:24s}" + "".join(f"{value:9.2f}" for value in np.mean(found, axis=0)))
+            print(f"{label + ', ' + searcher:24s}" + "".join(f"{value:9.2f}" for value in np.mean(found, axis=0)))
 
 
 def main() -> None:
@@ -117,8 +118,8 @@ def main() -> None:
     print("\nEach training: tau-b by accuracy, by score, and the score at each moment")
     for method in dict.fromkeys(method for method, _, _ in lines):
         print(method)
-        for _, _, told in sorted((line for line in lines if line[0] == method), key=lambda line: -line[1]):
-            print(f"  {told}")
+        for _, _, label in sorted((line for line in lines if line[0] == method), key=lambda line: -line[1]):
+            print(f"  {label}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Which BatchNorm statistics rank paths best in `macro`, in a search and in filtering?
+"""Compare BatchNorm statistics by how well they rank paths of `macro`, in a search and in filtering.
 
     python benchmarks/scripts/macro_bn.py > batchnorm.txt
 
-Of the tuning trainings (`benchmarks/records/tuning.md`) that were ranked in all three modes, in the ninth and tenth rounds: Kendall's tau-b with the ground truth over 1,500 random
-paths. In a search: by accuracy on all 5,000 validation images. In filtering: by loss on 100 images that share their statistics,
-the mean of three draws. Below, how far each mode is above `batch` for the same supernet, with 95% intervals (Student's t).
+Prints Kendall's tau-b with the ground truth over 1,500 random paths, for the tuning trainings
+(`benchmarks/records/tuning.md`) of the ninth and tenth rounds that were ranked in all three modes: in a search, by
+accuracy on all 5,000 validation images; in filtering, by loss on 100 images that share their statistics, as the mean of
+three draws. Then prints the difference of each mode to `batch` for the same supernet, with 95% intervals (Student's t).
 """
 
 import json
@@ -22,9 +23,9 @@ def main() -> None:
         files = [folder / "macro" / f"{name}.jsonl" for name in ("ninth", "tenth")]
         trials = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     trials = [trial for trial in trials if set(MODES) <= set(trial["bn"])]
-    search = {told(trial): [trial["bn"][mode]["tau_b"] for mode in MODES] for trial in trials}
+    search = {label(trial): [trial["bn"][mode]["tau_b"] for mode in MODES] for trial in trials}
     filtering = {
-        told(trial): [float(np.mean(trial["filter_tau_b"][mode])) for mode in MODES]
+        label(trial): [float(np.mean(trial["filter_tau_b"][mode])) for mode in MODES]
         for trial in trials
         if "filter_tau_b" in trial
     }
@@ -32,7 +33,7 @@ def main() -> None:
     show("In filtering: loss on 100 images", filtering)
 
 
-def told(trial: dict) -> str:
+def label(trial: dict) -> str:
     return f"{trial['name']}, seed {trial['seed']}"
 
 

@@ -1,10 +1,11 @@
-"""How good is the best network of NAS-Bench-Macro really? Its 93.127% is the highest of 3,969 means of three noisy trainings.
+"""Estimate the real accuracy of NAS-Bench-Macro's best network, whose 93.127% is the highest of 3,969 noisy means.
 
     python benchmarks/scripts/macro_noise.py nas-bench-macro_cifar10.json > noise.txt
 
-A choice by one or two of the three trainings is looked at with those that had no part in it, and with all three. Beside it the network
-with the largest op everywhere, which almost every supernet of greedy finds. Last, what would come of training the first few networks of
-each ranking of the record of `study macro` once and choosing the best of them.
+A network that one or two of the three trainings choose is judged by the other trainings, and by all three. It is
+compared with the network with the largest op in every layer, which almost every greedy supernet finds. Last, the script
+computes the result of training the first few networks of each ranking of the record of `study macro` once and choosing
+the best of them.
 """
 
 import sys
@@ -30,8 +31,8 @@ def main() -> None:
                 others = [i for i in range(3) if i not in seen]
                 best = np.argsort(-trainings[:, seen].mean(1), kind="stable")[:size]
                 found.append((trainings[np.ix_(best, others)].mean(), mean[best].mean()))
-            told = f"best{f' {size}' if size > 1 else ''} by {count} of them"
-            print("{:28s} {:19.3f} {:11.3f}".format(told, *np.mean(found, axis=0)))
+            label = f"best{f' {size}' if size > 1 else ''} by {count} of them"
+            print("{:28s} {:19.3f} {:11.3f}".format(label, *np.mean(found, axis=0)))
     largest = len(mean) - 1
     print(f"{'largest everywhere':28s} {mean[largest]:19.3f} {mean[largest]:11.3f}   ", np.round(trainings[largest], 2))
     print(f"{'best by all three':28s} {'':19s} {mean.max():11.3f}")
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def trained(truth: Truth, file: Path, count: int) -> list[tuple[float, float]]:
-    """The best of the first networks by each of the three trainings: its accuracy in the others, and in all."""
+    """Return the accuracy, in the other trainings and in all, of the best of the first networks by each training."""
     score = blended(truth.paths, np.load(file)["batch_accuracy"], 0.5)
     first = truth.distinct[np.argsort(-score[truth.distinct], kind="stable")[:count]]
     best = [(seen, first[truth.trainings[first, seen].argmax()]) for seen in range(3)]

@@ -1,10 +1,10 @@
-"""How well do untrained networks rank NAS-Bench-Macro's networks? NWOT (Mellor et al., 2021) over all 3,969 of them.
+"""Measure how well untrained networks rank all 3,969 networks of NAS-Bench-Macro, by NWOT (Mellor et al., 2021).
 
     python benchmarks/scripts/nwot_macro.py nas-bench-macro_cifar10.json --out nwot.json | tee nwot.txt
 
-Reads the parts that `greedynas study macro` worked out for its record (`parts/nwot-SEED`): the score of each network with fresh
-weights on one batch of 32 training images of CIFAR-10. A seed draws both the images and the weights. Means over seeds ± half the 95%
-interval (Student's t).
+Reads the parts that `greedynas study macro` computed for its record (`parts/nwot-SEED`): the score of each network with
+fresh weights on one batch of 32 training images of CIFAR-10. A seed draws both the images and the weights. Prints means
+over seeds ± half the 95% interval (Student's t).
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
         by_path.append(scores)
         distinct, true = truth.distinct, truth.accuracies
         best, best_paths = best_of(true[distinct], round(0.1 * len(distinct))), best_of(true, round(0.1 * len(true)))
-        same = [distinct[layers[distinct] == count] for count in (5, 6, 7)]  # networks with as many layers
+        same = [distinct[layers[distinct] == count] for count in (5, 6, 7)]  # networks with the same number of layers
         rows.append(
             {
                 "seed": saved["settings"]["config"]["seed"],

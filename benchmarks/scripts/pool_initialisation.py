@@ -1,10 +1,10 @@
-"""Does the candidate pool give the search a better start? The paper's Figure 4 on a trained run.
+"""Measure whether the candidate pool gives the search a better start: the paper's Figure 4 on a trained run.
 
     greedynas train fashion --out runs/fashion
     python benchmarks/scripts/pool_initialisation.py runs/fashion --flops 1M --seeds 10 --out pool.json | tee pool.txt
 
-Mean validation accuracy on the supernet of the first generation (50 feasible paths), taken from the pool and at random, and
-of all 1,000 paths of the search that follows.
+Prints the mean validation accuracy on the supernet of the first generation (50 feasible paths), from the pool and at
+random, and of all 1,000 paths of the following search.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from greedynas.greedy.search import search
 from greedynas.greedy.validation import SupernetAccuracies
 from greedynas.spaces.budget import Budget, parse_count
 from greedynas.stages.run import Run
-from greedynas.stages.search import load_supernet
+from greedynas.stages.trained_supernet import load_supernet
 
 
 def main() -> None:

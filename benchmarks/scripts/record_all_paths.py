@@ -1,13 +1,15 @@
-"""What would the supernets of `study methods` and `study ablation` say of all 6,561 paths? Their searches saw those within 50M FLOPs.
+"""Estimate how the supernets of `study methods` and `study ablation` rank all 6,561 paths, from those within 50M FLOPs.
 
     python benchmarks/scripts/record_all_paths.py nas-bench-macro_cifar10.json > all_paths.txt
 
-An estimate, for pairs of supernets with the same seed, from the paths that both evaluated. Two numbers are taken of each: τ-b with the
-truth over these paths, and τ-b over all paths of an additive model fitted to these. What they say of the τ-b over all paths, by accuracy
-and by score (half additive model), tells a linear fit to the supernets of which it is known, on the very same paths: those of the
-record of `study macro`, of the two records that were stopped and of the first rivals (`benchmarks/records/tuning.md`), without dead ones.
+The estimate is for pairs of supernets with the same seed, from the paths that both evaluated. Two numbers are computed
+for each: τ-b with the truth over these paths, and τ-b over all paths of an additive model fitted to these. A linear fit
+predicts from them the τ-b over all paths, by accuracy and by score (half additive model). It is fitted, on the same
+paths, to the supernets for which all values are known: those of the record of `study macro`, of the two stopped records
+and of the first rivals (`benchmarks/records/tuning.md`), without collapsed ones.
 
-How wrong is such an estimate? Of every two groups of known supernets (a method of a record) the difference is foretold by a fit to the others.
+To measure the error of such an estimate, the difference between every two groups of known supernets (a method of a
+record) is predicted by a fit to the others.
 """
 
 import sys
@@ -25,9 +27,9 @@ from greedynas.studies.correlations import mean_interval, rank_correlations
 from greedynas.studies.truth import Truth, read_truth
 
 Floats = NDArray[np.float64]
-LEARNED = 0.5  # τ-b over all paths; below it a supernet died or nearly so
+LEARNED = 0.5  # τ-b over all paths, below which a supernet counts as collapsed
 SHARE = 0.5  # search.additive of the preset
-RECORDED = ("record uniform", "record greedy-0.61")  # over all paths their order is the other way round
+RECORDED = ("record uniform", "record greedy-0.61")  # over all paths, their order is reversed
 PAIRS = [
     ("Net1", "uniform"),
     ("Net1", "uniform-E"),
@@ -44,7 +46,7 @@ def tau_b(scores: Floats, truth: Floats) -> float:
 
 
 def seen_there(truth: Truth, paths: NDArray[np.int64], accuracies: Floats) -> list[float]:
-    """A constant, τ-b over these paths (indices), and τ-b over all paths of an additive model fitted to these."""
+    """Return a constant, τ-b over some paths (indices), and τ-b over all paths of an additive model fitted to these."""
     ops = np.asarray(truth.paths)
     design = np.column_stack([np.ones(len(ops)), ops == 1, ops == 2])
     model = design @ np.linalg.lstsq(design[paths], accuracies, rcond=None)[0]
@@ -52,7 +54,7 @@ def seen_there(truth: Truth, paths: NDArray[np.int64], accuracies: Floats) -> li
 
 
 def known_supernets(truth: Truth) -> tuple[NDArray[np.str_], list[Floats], Floats]:
-    """Of each that ranked all paths: its group, its accuracies, their τ-b and that of its score."""
+    """Return group, accuracies, and τ-b of accuracies and score of each supernet that ranked all paths."""
     groups, rankings, whole = [], [], []
     with tuning_data() as folder:
         records = {"record": MACRO} | {name: folder / "macro" / name for name in ("split", "unsplit", "unstable")}
@@ -60,7 +62,7 @@ def known_supernets(truth: Truth) -> tuple[NDArray[np.str_], list[Floats], Float
             (name, part.stem, np.load(part)["batch_accuracy"].astype(float))
             for name, record in records.items()
             for part in sorted(record.glob("parts/*.npz"))
-            if not part.name.startswith("nwot-")  # untrained networks, no supernet
+            if not part.name.startswith("nwot-")  # untrained networks are not supernets
         ]
     for record, name, accuracies in parts:
         by_accuracy = tau_b(accuracies, truth.accuracies)
@@ -78,7 +80,7 @@ def fitted(seen: Floats, whole: Floats) -> Floats:
 
 
 def missed_differences(groups: NDArray[np.str_], seen: Floats, whole: Floats) -> Floats:
-    """For every two groups: the difference of their means as foretold by a fit to the others, less the real one."""
+    """Return, for every two groups, the error of the difference of their means as predicted by a fit to the others."""
     missed = []
     for first, second in combinations(np.unique(groups), 2):
         weights = fitted(*(one[(groups != first) & (groups != second)] for one in (seen, whole)))
@@ -110,8 +112,8 @@ def main() -> None:
             first, second = np.array(estimates)[:, :, column].T
             difference = mean_interval(list(first - second))
             interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-            told = f"{interval} over seeds; error of the estimate {error[column]:.3f}"
-            print(f"  {what:10}{first.mean():.3f}, {second.mean():.3f}   {told}")
+            spread = f"{interval} over seeds; error of the estimate {error[column]:.3f}"
+            print(f"  {what:10}{first.mean():.3f}, {second.mean():.3f}   {spread}")
 
 
 if __name__ == "__main__":

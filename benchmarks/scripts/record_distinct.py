@@ -1,12 +1,13 @@
-"""What does the record of `study macro` say over distinct networks, and how much of it is the additive model?
+"""Rank the distinct networks of the record of `study macro`, by the score and by its two parts.
 
     python benchmarks/scripts/record_distinct.py nas-bench-macro_cifar10.json > distinct.txt
 
-NAS-Bench-Macro trained 3,969 networks; the other 2,592 of the 6,561 paths are copies of their canonical path. This script reads the
-recorded accuracies of all paths (`parts/` of the record, five seeds a method) and prints Kendall's τ-b with the ground truth by three
-rankings: the score that the record quotes (half accuracy, half additive model), the accuracy on the supernet alone, and the additive
-model alone. A distinct network is ranked by its canonical path; the mean over all of its paths is printed beside it. The last table
-compares the cost of the methods in images and in seconds. Means over seeds ± half the 95% interval (Student's t).
+NAS-Bench-Macro trained 3,969 networks; the other 2,592 of the 6,561 paths are copies of their canonical path. This
+script reads the recorded accuracies of all paths (`parts/` of the record, five seeds a method) and prints Kendall's τ-b
+with the ground truth by three rankings: the score that the record quotes (half accuracy, half additive model), the
+accuracy on the supernet alone, and the additive model alone. A distinct network is ranked by its canonical path; the
+mean over all of its paths is printed as well. The last table compares the cost of the methods in images and in seconds.
+All figures are means over seeds ± half the 95% interval (Student's t).
 """
 
 import json
@@ -40,13 +41,13 @@ def tau(scores: Numbers, true: Numbers) -> float:
 
 
 def of_best(scores: Numbers, true: Numbers, share: float) -> float:
-    """τ-b among the truly best share."""
+    """Return τ-b among the truly best share."""
     best = best_of(true, round(share * len(true)))
     return tau(scores[best], true[best])
 
 
 def columns(truth: Truth, scores: Numbers) -> dict[str, float]:
-    """Everything that is printed of one ranking."""
+    """Return all printed measures of one ranking."""
     distinct, true = truth.distinct, truth.accuracies
     members = [np.flatnonzero(truth.network == network) for network in distinct]
     means = np.array([scores[paths].mean() for paths in members])
@@ -59,7 +60,7 @@ def columns(truth: Truth, scores: Numbers) -> dict[str, float]:
     }
 
 
-def told(values: list[float]) -> str:
+def with_spread(values: list[float]) -> str:
     found = mean_interval(values)
     return f"{found['mean']:.3f} ± {(found['high'] - found['low']) / 2:.3f}"  # type: ignore[operator]
 
@@ -84,7 +85,10 @@ def main() -> None:
     names = list(found["greedy", "score"][0])
     print(f"{'tau-b with the truth':22}" + "".join(f"{name:>18}" for name in names))
     for (method, ranking), rows in found.items():
-        print(f"{method + ', ' + ranking:22}" + "".join(f"{told([row[name] for row in rows]):>18}" for name in names))
+        print(
+            f"{method + ', ' + ranking:22}"
+            + "".join(f"{with_spread([row[name] for row in rows]):>18}" for name in names)
+        )
     print("\nDifferences, paired by seed: mean and 95% interval")
     print(f"{'':33}" + "".join(f"{name:>26}" for name in names))
     for ranking in RANKINGS:

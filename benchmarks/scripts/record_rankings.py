@@ -1,10 +1,10 @@
-"""How well do the supernets of the records of `study methods` and `study ablation` rank the paths that their searches evaluated?
+"""Measure how well the supernets of `study methods` and `study ablation` rank the paths that their searches evaluated.
 
     python benchmarks/scripts/record_rankings.py nas-bench-macro_cifar10.json > searched_paths.txt
 
-Kendall's τ-b between accuracy on the supernet and the ground truth, for each pair over the paths (within 50M FLOPs) that both of
-them evaluated with the same seed; the difference with its 95% interval. Net1 is uniform sampling with greedy's settings, `uniform`
-and `uniform-E` have the settings that were frozen for it.
+Prints Kendall's τ-b between accuracy on the supernet and the ground truth, for each pair over the paths (within 50M
+FLOPs) that both of them evaluated with the same seed, and the difference with its 95% interval. Net1 is uniform
+sampling with greedy's settings; `uniform` and `uniform-E` have the settings that were frozen for uniform sampling.
 """
 
 import sys
@@ -33,7 +33,7 @@ SUPERNETS = {
 
 
 def evaluated(name: str, seed: int) -> dict[OpPath, float]:
-    """By path: accuracy on the supernet, of all searches."""
+    """Return the accuracy on the supernet of all searched paths, by path."""
     arrays = np.load(f"{SUPERNETS[name]}-{seed}.npz")
     searches = [key.removesuffix("_paths") for key in arrays.files if key.endswith("_paths")]
     return {
@@ -59,8 +59,8 @@ def main() -> None:
             common.append(len(paths))
         first, second = np.mean(taus, axis=0)
         difference = mean_interval([a - b for a, b in taus])
-        told = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        print(f"{f'{ours}, {theirs}':22}{first:8.3f}{second:8.3f}   {told:28}{np.mean(common):6.0f}")
+        interval = f"{difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+        print(f"{f'{ours}, {theirs}':22}{first:8.3f}{second:8.3f}   {interval:28}{np.mean(common):6.0f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the recorded results are that other scripts read."""
+"""The paths of the recorded results that other scripts read."""
 
 import tarfile
 import tempfile
@@ -14,7 +14,7 @@ ABLATION = RECORDS / "ablation-h200-2026-11-17"
 
 @contextmanager
 def tuning_data() -> Iterator[Path]:
-    """Unpack the data of the tuning rounds; the folder is gone afterwards."""
+    """Unpack the data of the tuning rounds to a temporary folder, which is removed on exit."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(RECORDS / "tuning.tar.xz") as archive:
         archive.extractall(folder, filter="data")
         yield Path(folder) / "tuning"

@@ -1,10 +1,11 @@
-"""What the one-standard-error rule costs and saves: recorded searches, chosen again with several tolerances.
+"""Measure what the one-standard-error rule costs and saves, by choosing again from recorded searches.
 
     python benchmarks/scripts/tolerance.py > tolerance.txt
 
-Each search of the records of `study methods` and `study ablation` (space macro, at most 50M multiply-adds, 5,000 validation images; two
-searches share a supernet, so they are not quite independent) is looked up in the ground truth of NAS-Bench-Macro. The true
-accuracy is that of the chosen network after training from scratch; the difference is to a tolerance of 0, ± its standard error.
+Each search of the records of `study methods` and `study ablation` (space macro, at most 50M multiply-adds, 5,000
+validation images; two searches share a supernet, so they are not quite independent) is looked up in the ground truth of
+NAS-Bench-Macro. The true accuracy is that of the chosen network after training from scratch; the difference is relative
+to a tolerance of 0, ± its standard error.
 """
 
 import json
