@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` and `make test`. Both create .venv when it is missing.
+# `make demo` and `make test` need no other set-up: both create .venv if it is missing.
 PYTHON ?= python3
 VENV = .venv
 VENV_MIN = .venv-min
@@ -10,11 +10,11 @@ INSTALLED_MIN = $(VENV_MIN)/.installed
 demo: $(INSTALLED)
 	$(VENV)/bin/greedynas demo
 
-# Several ways to run supernets, side by side on this machine. BENCH="mobilenet --out bench.json" for other than the usual.
+# Compare several ways to run supernets on this machine. BENCH="mobilenet --out bench.json" passes arguments.
 bench: $(INSTALLED)
 	$(VENV)/bin/greedynas bench $(BENCH)
 
-# Two tests at a time, each of them with few threads; then alone those that measure time.
+# Two tests at a time, each with few threads; the tests that measure time run on their own afterwards.
 PYTEST = -m pytest -n 2 --dist loadfile -m "not timed"
 PYTEST_TIMED = -m pytest -m timed
 
@@ -22,20 +22,21 @@ test: $(INSTALLED)
 	$(VENV)/bin/python $(PYTEST)
 	$(VENV)/bin/python $(PYTEST_TIMED)
 
-# The suite with the oldest supported versions, the ones of our GPU machine.
+# The tests with the oldest supported versions, which are those of our GPU machine.
 test-min: $(INSTALLED_MIN)
 	$(VENV_MIN)/bin/python $(PYTEST)
 	$(VENV_MIN)/bin/python $(PYTEST_TIMED)
 
-# Faults on purpose, a suite of its own: kill -9, full disks, lost files, two at once… About five minutes on two cores.
+# Fault injection: kill -9, full disks, lost files, two processes at once… Takes about five minutes on two cores.
 chaos: $(INSTALLED)
 	$(VENV)/bin/python -m tests.chaos
 
-# Wrong code on purpose, one change at a time: does a test notice? All of it takes a night; MUTANTS="--module pool" minutes.
+# Mutation testing: change the code in one place at a time and check that a test fails. The whole run takes a night,
+# MUTANTS="--module pool" takes minutes.
 mutants: $(INSTALLED)
 	$(VENV)/bin/python tools/mutants.py $(MUTANTS)
 
-# Malformed input of all kinds: the corpus, then new ones for so many seconds. What goes wrong is kept in tests/fuzz/corpus.
+# Fuzzing: run the corpus, then new malformed input for SECONDS seconds. Failing inputs are kept in tests/fuzz/corpus.
 SECONDS ?= 600
 
 fuzz: $(INSTALLED)
@@ -49,7 +50,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(VENV)/bin/mypy
 
-# The documentation site, in site/.
+# Build the documentation site in site/.
 docs: $(INSTALLED)
 	$(VENV)/bin/mkdocs build --strict --quiet
 
@@ -63,7 +64,7 @@ wheel: $(INSTALLED)
 clean:
 	rm -rf $(VENV) $(VENV_MIN) dist site
 
-# The newest versions that were tested. CONSTRAINTS=/dev/null installs whatever is newest today.
+# The newest tested versions. CONSTRAINTS=/dev/null installs the newest versions that exist.
 CONSTRAINTS ?= constraints.txt
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -3,7 +3,7 @@
     python examples/own_dataset.py --quick
     greedynas run auto --data shapes --plugin examples/own_dataset.py --flops 5M --out runs/shapes
 
-A data set that is registered has a name, by which every stage finds it again. One without a name is handed over as it is:
+A registered data set has a name by which every stage finds it. A data set without a name is passed as an object,
 `greedynas.train("cifar10", out, data=dataset)`, and again to every later stage.
 """
 
@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 
 import greedynas
 
-sys.path.append(str(Path(__file__).parent))  # a plugin is not found beside itself
+sys.path.append(str(Path(__file__).parent))  # so that the import also works if this file is loaded as a plugin
 from shapes import CLASSES, draw_shape
 
 
 @greedynas.register_dataset("shapes")
 class Shapes(Dataset):
-    """Pictures that are drawn when they are asked for."""
+    """Images that are drawn on access."""
 
     classes = CLASSES
 

@@ -1,9 +1,9 @@
-"""Add an op and a sampler: train a supernet with them, search it, export what is found.
+"""Add an op and a sampler: train a supernet with them, search it, and export the found network.
 
     python examples/own_op_and_sampler.py --quick
     greedynas train fashion --plugin examples/own_op_and_sampler.py --sampler sandwich --out runs/sandwich
 
-The file is a plugin as well: importing it registers the op and the sampler and does nothing else.
+The file is also a plugin: importing it only registers the op and the sampler.
 """
 
 import argparse
@@ -21,7 +21,8 @@ import greedynas
 
 @greedynas.register_op("GHOST_K3")
 class Ghost(nn.Module):
-    """A Ghost block (Han et al., CVPR 2020): half of the channels are computed from the other half, by a cheap depthwise op."""
+    """A Ghost block (Han et al., CVPR 2020), which computes half of the channels from the other half by a depthwise
+    op."""
 
     def __init__(self, in_channels, out_channels, stride):
         super().__init__()
@@ -43,7 +44,7 @@ class Ghost(nn.Module):
 
 @greedynas.register_sampler("sandwich")
 def sandwich(draw):
-    """Train the most expensive of 16 paths, the cheapest, and two in the middle (the sandwich rule of slimmable networks)."""
+    """Train the most and the least expensive of 16 paths and two in the middle (the sandwich rule)."""
     paths = draw.uniform(16)
     order = draw.space.costs(paths).macs.argsort()
     return [paths[order[place]] for place in (-1, 0, 7, 8)]
@@ -62,7 +63,7 @@ SPACE = greedynas.Space(
 
 
 def check_costs(path):
-    """Compare the costs that the space gives for a path with what PyTorch counts."""
+    """Compare the costs of a path by the space with those that PyTorch counts."""
     network = greedynas.Supernet(SPACE).subnet(path).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(torch.zeros(1, 1, 28, 28))
@@ -74,7 +75,7 @@ def check_costs(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="Where the runs go.")
+    parser.add_argument("--out", type=Path, help="The folder for the runs.")
     parser.add_argument("--quick", action="store_true", help="Train so little that it takes seconds.")
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp(prefix="greedynas-"))
@@ -87,7 +88,7 @@ def main():
     facts = greedynas.describe(SPACE, path)
     assert facts["ops"] == ["GHOST_K3", "MB3_K3", "GHOST_K3", "ID"]
 
-    # Train with the own sampler, search under a budget, retrain and export.
+    # Train with the sampler, search under a budget, retrain and export.
     changes = {"space": SPACE, "train.sampler": "sandwich", **quick}
     run = greedynas.train("fashion", out / "ghosts", changes=changes)
     run = greedynas.search_run(
@@ -101,11 +102,11 @@ def main():
     network, card = greedynas.load_network(run.folder)
     assert network(torch.zeros(1, 1, 28, 28)).shape == (1, len(card.class_names))
 
-    # Measure the latency of every block on this machine, and search with that.
+    # Measure the latency of every block on this machine.
     table = greedynas.measure_latency(SPACE, "onnxruntime", repeats=2 if options.quick else 20)
     print(table, f"{table.price(path, SPACE):.3f} ms")
 
-    # The same from the command line: the plugin is named, and the space is a file.
+    # Train on the command line, with the plugin and the space as files.
     file = out / "ghosts.yaml"
     file.write_text(SPACE.to_yaml())
     arguments = ["train", "fashion", "--plugin", __file__, "--sampler", "sandwich", "--out", str(out / "by-command")]

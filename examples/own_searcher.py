@@ -19,19 +19,19 @@ except ModuleNotFoundError:
 
 @greedynas.register_searcher("tpe")
 def tpe(plan):
-    """Propose the paths that Optuna asks for, and tell it their accuracies."""
+    """Propose paths by Optuna's TPE sampler and report their accuracies to it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=plan.seed))
     for _ in range(plan.generations):
         trials = [study.ask() for _ in range(plan.population)]
-        ops = plan.task.space.num_ops  # how many ops each layer has
+        ops = plan.task.space.num_ops  # the number of ops of each layer
         paths = [tuple(t.suggest_categorical(f"layer {i}", range(n)) for i, n in enumerate(ops)) for t in trials]
         found = yield paths
         accuracies = {entry.path: entry.accuracy for entry in found}
         for trial, path in zip(trials, paths, strict=True):
             if path in accuracies:
                 study.tell(trial, accuracies[path])
-            else:  # it exceeds the budget
+            else:  # the path exceeds the budget
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 

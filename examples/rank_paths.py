@@ -1,7 +1,7 @@
 """Load the supernet of a run and rank ten paths by their accuracy on validation images.
 
 python examples/rank_paths.py runs/photos
-python examples/rank_paths.py --quick          # trains a supernet of its own first
+python examples/rank_paths.py --quick          # trains a small supernet first
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Draw a folder of little pictures, so that the examples need no download: circles, squares and triangles."""
+"""Draw a folder of small images of circles, squares and triangles, so that the examples need no download."""
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -7,7 +7,7 @@ CLASSES = ("circle", "square", "triangle")
 
 
 def draw_shape(name, rng, size=32):
-    """Return a picture of one shape: any colour, any place, on a noisy background."""
+    """Return an image of a shape with a random colour and place on a noisy background."""
     noise = rng.integers(0, 90, (size, size, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     draw = ImageDraw.Draw(image)
@@ -25,7 +25,7 @@ def draw_shape(name, rng, size=32):
 
 
 def draw_folder(folder, images_per_class):
-    """Write a folder of class folders, as people have them, and return it."""
+    """Write a folder of class folders and return it."""
     for number, name in enumerate(CLASSES):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(images_per_class):

@@ -1,8 +1,9 @@
-"""End a training by a callback: as soon as one path is good enough.
+"""End a training by a callback as soon as one path is good enough.
 
     python examples/stop_training.py --quick
 
-For the command line, register the class: `@greedynas.register_callback("good-enough")`, then --callback good-enough.
+On the command line, register the class with `@greedynas.register_callback("good-enough")` and use --callback
+good-enough.
 """
 
 import sys

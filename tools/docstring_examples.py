@@ -1,4 +1,4 @@
-"""An extension of griffe for the documentation site: the section `Example:` of a docstring is shown as code, as `Examples:` is."""
+"""An extension of griffe for the documentation site, which shows the section `Example:` of a docstring as code."""
 
 import re
 
@@ -6,7 +6,7 @@ import griffe
 
 
 class DocstringExamples(griffe.Extension):
-    """Renames the section in every docstring before it is parsed."""
+    """Renames the section to `Examples:` in every docstring before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:

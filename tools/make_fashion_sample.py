@@ -3,8 +3,8 @@
     apt-get install dataset-fashion-mnist
     python tools/make_fashion_sample.py /usr/share/datasets/fashion-mnist greedynas/data/fashion.npz
 
-800 training and 200 test images of each class, drawn with a fixed seed from the original training and test files, in
-their original order. The pixels are unchanged.
+The sample has 800 training and 200 test images of each class, drawn with a fixed seed from the original training and
+test files, in their original order. The pixels are unchanged.
 """
 
 import argparse
@@ -18,7 +18,8 @@ PER_CLASS = {"train": ("train", 800), "test": ("t10k", 200)}
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """The array of an IDX file: a magic number whose last byte is the number of dimensions, the dimensions, the bytes."""
+    """Return the array of an IDX file, which has a magic number with the number of dimensions, the dimensions, and
+    bytes."""
     data = gzip.decompress(file.read_bytes())
     dimensions = data[3]
     shape = np.frombuffer(data, ">u4", count=dimensions, offset=4)

@@ -1,16 +1,16 @@
-"""Change the code in one place at a time and see whether a test notices it: a mutation run.
+"""Mutation testing: change the code in one place at a time and check whether a test fails.
 
     python tools/mutants.py --module pool                          every mutant of one module, in minutes
     python tools/mutants.py --module evaluation --sample 60        60 of them, the same ones every time
-    python tools/mutants.py --jobs 2                               everything, in a night
-    python tools/mutants.py --module pool --again                  those that survived without a reason, after a new test
-    python tools/mutants.py --report                               what the results say, in Markdown
+    python tools/mutants.py --jobs 2                               all mutants, in a night
+    python tools/mutants.py --module pool --again                  the survivors without a reason, after a new test
+    python tools/mutants.py --report                               a report on the results, in Markdown
     python tools/mutants.py --report --results benchmarks/records/mutants-cpu2-2026-11-18.jsonl.gz
 
-Each mutant is made in a copy of the package and meets the tests of its module, the quickest first, until one fails. Results
-are lines of JSON (--results): a run that was interrupted goes on where it stopped, and what is there is not tested again.
-Survivors that are known, each with the reason why no test should notice them, are in surviving_mutants.yaml; the exit code is
-1 if there are others. docs/results/mutants.md has the counts and the reasons.
+Each mutant is made in a copy of the package, and the tests of its module run, the fastest first, until one fails.
+Results are lines of JSON (--results): an interrupted run continues where it stopped, and mutants with a result are not
+tested again. Known survivors, each with the reason why no test should detect them, are in surviving_mutants.yaml; the
+exit code is 1 if there are others. docs/results/mutants.md has the counts and the reasons.
 """
 
 import argparse
@@ -47,7 +47,7 @@ DATA_TESTS = [
     "tests/data/test_copies.py",
 ]
 
-# The modules of the paper's algorithms, evaluation, loss and split, each with the tests that belong to it.
+# The modules of the paper's algorithms, evaluation, loss and split, each with its tests.
 MODULES: dict[str, tuple[str, list[str]]] = {
     "filtering": ("greedynas/greedy/filtering.py", ["tests/greedy/test_filtering.py", "tests/greedy/test_training.py"]),
     "pool": ("greedynas/greedy/pool.py", ["tests/greedy/test_pool.py"]),
@@ -137,7 +137,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one mutant. `test` is the first that failed."""
+    """The outcome of one mutant; `test` is the first test that failed."""
 
     id: str
     module: str
@@ -159,7 +159,7 @@ def main() -> int:
     surprises = 0
     for name in options.module or MODULES:
         if not (ROOT / MODULES[name][0]).exists():
-            print(f"{name}: {MODULES[name][0]} is not there, skipped")
+            print(f"{name}: {MODULES[name][0]} does not exist, skipped")
             continue
         surprises += run_module(name, options)
     return 1 if surprises else 0
@@ -167,24 +167,26 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--module", action="append", choices=MODULES, help="this one alone; may be given several times")
+    parser.add_argument(
+        "--module", action="append", choices=MODULES, help="test only this module; may be given several times"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="at most N mutants of each module, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of that draw")
-    parser.add_argument("--minutes", type=float, default=None, help="begin no mutant after so many minutes")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--again", action="store_true", help="test those that survived without a reason once more")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of that draw")
+    parser.add_argument("--minutes", type=float, default=None, help="start no mutant after this number of minutes")
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants at a time")
+    parser.add_argument("--again", action="store_true", help="test the survivors without a reason again")
     parser.add_argument("--results", type=Path, default=ROOT / "mutants.jsonl")
-    parser.add_argument("--report", action="store_true", help="print tables of the results and leave")
+    parser.add_argument("--report", action="store_true", help="print tables of the results and exit")
     return parser.parse_args()
 
 
 def _load_libraries() -> None:
-    """Import what all tests import, but nothing of ours: each mutant is tested in a fork, which then starts at once."""
+    """Import the libraries of all tests, but not greedynas, so that the fork of each mutant starts at once."""
     import hypothesis
 
     for library in LIBRARIES:
         importlib.import_module(library)
-    # The same examples every time, and none of the time that finding the smallest one takes.
+    # The same examples every time, without the time for finding the smallest one.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, max_examples=25, phases=phases)
 
@@ -193,7 +195,7 @@ def _load_libraries() -> None:
 
 
 def run_module(name: str, options: argparse.Namespace) -> int:
-    """Test the mutants of a module that have no result yet; returns how many survive without a reason."""
+    """Test the mutants of a module that have no result yet; return how many survive without a reason."""
     file, tests = MODULES[name]
     everything = mutants((ROOT / file).read_text())
     chosen = everything
@@ -227,7 +229,7 @@ def run_module(name: str, options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The tests without any mutation: their order, and what they may take."""
+    """The tests without a mutation: their order, and their limits of time."""
 
     tests: list[str]
     order: dict[str, float]  # seconds of each test
@@ -236,7 +238,7 @@ class Baseline:
 
 
 def _make_place(folder: Path) -> Path:
-    """A copy of the package and its tests; nothing lies beside it, as in a fresh clone."""
+    """Make a copy of the package and its tests, without other files, as in a fresh clone."""
     folder.mkdir()
     for part in COPIED:
         source = ROOT / part
@@ -246,13 +248,13 @@ def _make_place(folder: Path) -> Path:
 
 
 def _baseline(places: Sequence[Path], tests: list[str]) -> Baseline:
-    for place in places:  # each place gets its own bytecode files, which all of its mutants then use
+    for place in places:  # each place gets its own bytecode files, which all its mutants use
         start = time.monotonic()
         child = Child.start(place, tests, {}, 3600, write_bytecode=True)
         while not child.ended():
             time.sleep(0.05)
         if child.outcome != "survived":
-            sys.exit(f"without a mutation the tests fail: {child.note.get('failed')}\n{child.log()}")
+            sys.exit(f"the tests fail without a mutation: {child.note.get('failed')}\n{child.log()}")
     wall = time.monotonic() - start
     print(f"  {len(child.note['seconds'])} tests, {child.cpu:.0f} s of CPU time", flush=True)
     return Baseline(tests, child.note["seconds"], 10 + 3 * child.cpu, 120 + 20 * wall)
@@ -261,7 +263,7 @@ def _baseline(places: Sequence[Path], tests: list[str]) -> Baseline:
 def run_mutants(
     name: str, missing: Sequence[Mutant], places: Sequence[Path], baseline: Baseline, until: float | None
 ) -> Iterator[Result]:
-    """As many at a time as there are places."""
+    """Test the mutants, as many at a time as there are places."""
     file = MODULES[name][0]
     waiting, free, running = list(missing), list(places), dict[Path, tuple[Mutant, Child]]()
     while running or (waiting and (until is None or time.monotonic() < until)):
@@ -282,7 +284,7 @@ def run_mutants(
 def _write_source(file: Path, source: str) -> None:
     file.write_text(source)
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-        compiled.unlink()  # two mutants of one second and of equal length would be taken for one another
+        compiled.unlink()  # Python would confuse two mutants of equal length written in the same second
 
 
 # One mutant
@@ -337,7 +339,7 @@ class Child:
 
 
 def _run_tests(place: Path, tests: Sequence[str], order: dict[str, float], cpu: float, write_bytecode: bool) -> None:
-    """In the fork: pytest in this process, with its own limits. Ends the process."""
+    """Run pytest in the forked process with its own limits, then end the process."""
     import pytest
 
     os.setsid()
@@ -350,7 +352,7 @@ def _run_tests(place: Path, tests: Sequence[str], order: dict[str, float], cpu: 
     sys.path[0] = str(place)  # instead of tools/
     sys.dont_write_bytecode = not write_bytecode
     os.environ |= {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    os.environ["PYTEST_XDIST_WORKER"] = "mutant"  # one thread: tests/conftest.py takes two where a test runs alone
+    os.environ["PYTEST_XDIST_WORKER"] = "mutant"  # one thread; without this, tests/conftest.py takes two
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not timed"]
     note = Note(place / "note.json", order)
     code = pytest.main([*arguments, "--hypothesis-profile=mutants", *tests], plugins=[note])
@@ -360,7 +362,7 @@ def _run_tests(place: Path, tests: Sequence[str], order: dict[str, float], cpu: 
 
 
 class Note:
-    """A plugin of pytest: puts the quickest tests first and remembers their times and the first failure."""
+    """A pytest plugin that runs the fastest tests first and records their times and the first failure."""
 
     def __init__(self, file: Path, order: dict[str, float]):
         self.file, self.order = file, order
@@ -387,7 +389,7 @@ class Note:
 
 
 def read_results(file: Path) -> list[Result]:
-    """The newest result of each mutant, in the order of the file."""
+    """Return the newest result of each mutant, in the order of the file."""
     found: dict[tuple[str, str], Result] = {}
     data = file.read_bytes() if file.exists() else b""
     for line in (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines():
@@ -401,7 +403,7 @@ def known_survivors() -> list[dict[str, str]]:
 
 
 def reason(result: Result, known: Sequence[dict[str, str]]) -> str | None:
-    """Why no test should notice this mutant, if that is known: by function and by what it changes."""
+    """Return the known reason why no test should detect this mutant, or None."""
     for entry in known:
         same = entry["module"] == result.module and entry["function"] == result.function
         if same and (entry["before"], entry["after"]) == (result.before, result.after):
@@ -410,7 +412,7 @@ def reason(result: Result, known: Sequence[dict[str, str]]) -> str | None:
 
 
 def report(results: Sequence[Result], known: Sequence[dict[str, str]]) -> str:
-    """Counts by module, then the survivors of each, put together by the reason why no test notices them."""
+    """Return the counts by module, then the survivors of each, grouped by the reason why no test detects them."""
     lines = ["| module | mutants | tested | killed | too slow | survived |", "|---|--:|--:|--:|--:|--:|"]
     rest = []
     for name, (file, _) in MODULES.items():

@@ -1,8 +1,8 @@
-"""Small changes to Python code, each of which makes it wrong in a way that a test should notice.
+"""Small changes to Python code that make it wrong in a way that a test should detect.
 
-`mutants(source)` lists them. A change replaces one node of the syntax tree at its place in the text, so that
-everything else stays as it was written. Messages (f-strings, what is raised, logged or printed), annotations, decorators and
-docstrings are left alone: they say something, they do not compute anything.
+`mutants(source)` lists them. A change replaces one node of the syntax tree at its place in the text, so that the rest
+of the text stays the same. Messages (f-strings, and arguments of errors, logging and printing), annotations, decorators
+and docstrings are not changed, because they do not compute anything.
 """
 
 import ast
@@ -33,11 +33,11 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-NAMES = {  # functions and methods that are easily taken for one another
+NAMES = {  # functions and methods that are easily confused
     "min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "argmax": "argmin", "argmin": "argmax",
     "floor": "ceil", "ceil": "floor", "zeros": "ones", "ones": "zeros", "sum": "mean", "mean": "sum",
 }  # fmt: skip
-SILENT = {"debug", "info", "warning", "error", "print", "log"}  # calls whose only effect is that somebody reads them
+SILENT = {"debug", "info", "warning", "error", "print", "log"}  # calls that only produce text
 SYMMETRIC = {"min", "max", "minimum", "maximum", "union1d"}  # the order of arguments does not matter
 HARMLESS_KEYWORDS = {"strict"}  # of zip: it only ever raises
 
@@ -56,13 +56,13 @@ class Mutant:
 
     @property
     def id(self) -> str:
-        """Stay the same as long as the changed lines do, whatever happens around the function."""
+        """An identifier that stays the same as long as the changed lines do, whatever changes around the function."""
         text = repr((self.function, self.operator, self.before, self.after, self.number))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Return all mutants of a source, in its order, each different from the others."""
+    """Return all distinct mutants of a source, in its order."""
     finder = _Finder()
     finder.visit(ast.parse(source))
     seen, numbers, found = {ast.dump(ast.parse(source))}, dict[tuple[str, ...], int](), []
@@ -91,7 +91,7 @@ class _Finder(ast.NodeVisitor):
     def _add(self, node: ast.expr | ast.stmt, operator: str, new: ast.AST | str) -> None:
         self.changes.append((".".join(self._names), node, operator, new if isinstance(new, str) else ast.unparse(new)))
 
-    # Where nothing is changed
+    # Code that is not changed
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._names.append(node.name)
@@ -243,7 +243,7 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
 
 
 def _grouped(node: ast.AST) -> str:
-    """In parentheses: the place that it goes to may bind more tightly."""
+    """Return an expression in parentheses, because its context may bind more tightly."""
     text = ast.unparse(node)
     return text if isinstance(node, ast.Name | ast.Constant | ast.Call | ast.Attribute) else f"({text})"
 
@@ -258,7 +258,7 @@ def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
 
 
 def _changed_lines(source: str, changed: str) -> tuple[str, str]:
-    """What differs, without the lines that are equal before and behind it."""
+    """Return the lines that differ, without the equal lines before and after them."""
     old, new = source.splitlines(), changed.splitlines()
     while old and new and old[0] == new[0]:
         del old[0], new[0]

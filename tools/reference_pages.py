@@ -1,6 +1,7 @@
 """Write the pages of docs/reference: the Python API, the command line and the settings, from the code itself.
 
-python tools/reference_pages.py          # after a change of public names, options or settings; a test compares them
+python tools/reference_pages.py          # after a change of public names, options or settings; a test compares the
+pages
 """
 
 import inspect
@@ -33,7 +34,7 @@ GROUPS = {
         ),
         *("known_networks", "KnownNetwork", "describe", "draw_path", "parse_count", "parse_latency"),
     ],
-    "Supernets and networks": ["Supernet", "build_network", "Network", "register_timm_models"],
+    "Supernets and networks": ["Supernet", "Mixture", "build_network", "Network", "register_timm_models"],
     "The paper's algorithms": [
         *("filter_paths", "Filtered", "CandidatePool", "train_supernet", "TrainState", "evaluate_paths", "Evaluation"),
         *("search", "Searched", "Found"),
@@ -43,7 +44,7 @@ GROUPS = {
 
 
 def api_page() -> str:
-    """Return the page of all public names, in groups; what is in no group is an extension point."""
+    """Return the page of all public names in groups; names without a group are extension points."""
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "Extension points": [name for name in greedynas.__all__ if name not in grouped]}
     lines = [
@@ -106,7 +107,7 @@ def settings_page() -> str:
         for name, field in model.model_fields.items():
             if section == "" and name in sections:
                 continue
-            default = "" if field.is_required() or not _plain(field.default) else f"`{_told(field.default)}`"
+            default = "" if field.is_required() or not _plain(field.default) else f"`{_shown(field.default)}`"
             lines.append(
                 f"| `{section + '.' if section else ''}{name}` | {default} | {_cell(comments.get(name, ''))} |"
             )
@@ -136,14 +137,14 @@ def _plain(value) -> bool:
     return value is None or isinstance(value, (str, int, float, tuple, dict))
 
 
-def _told(value) -> str:
+def _shown(value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else str(value) or '""'
 
 
 def _comments(model) -> dict[str, str]:
-    """Return the comment of each field of a class: behind it, or else before it."""
+    """Return the comment of each field of a class, from its line or else from the line before it."""
     found, name, before = {}, "", ""
     for line in inspect.getsource(model).splitlines():
         text, _, comment = line.partition("#")
