@@ -112,10 +112,10 @@ def test_hostile_folders_lead_to_one_line(run_cli, copied, tmp_path):
 
 def test_status_tells_what_is_running(run_cli, copied):
     run = copied / "deep" / "second"
-    (run / FILE).write_text(json.dumps({**STATE, "updated": time.time() - 3}))
+    (run / FILE).write_text(json.dumps({**STATE, "updated": time.time() - 310}))
     stopped = asked(run_cli, "status", run)
     assert (stopped["running"], stopped["progress"]["done"]) == (False, 30)
-    assert "interrupted 3 s ago" in run_cli("status", run)[1]
+    assert "interrupted 5 min ago" in run_cli("status", run)[1]
     lock = Lock(run)
     try:
         assert asked(run_cli, "status", run)["running"] is True
