@@ -57,7 +57,14 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "training": (
         "greedynas/greedy/training.py",
-        ["tests/greedy/test_training.py", "tests/models/test_losses.py", "tests/rundir/test_checkpointing.py"],
+        [
+            "tests/greedy/test_training.py",
+            "tests/models/test_losses.py",
+            "tests/rundir/test_checkpointing.py",
+            "tests/rundir/test_progress.py",
+            "tests/greedy/test_around_base.py",
+            "tests/runtime/parallel/test_ranks.py",
+        ],
     ),
     "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
     "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_schedule.py", "tests/greedy/test_training.py"]),
