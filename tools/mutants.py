@@ -63,10 +63,19 @@ MODULES: dict[str, tuple[str, list[str]]] = {
             "tests/rundir/test_checkpointing.py",
             "tests/rundir/test_progress.py",
             "tests/greedy/test_around_base.py",
+            "tests/greedy/methods/test_method.py",
             "tests/runtime/parallel/test_ranks.py",
         ],
     ),
-    "steps": ("greedynas/greedy/steps.py", ["tests/greedy/test_training.py", "tests/models/test_losses.py"]),
+    "steps": (
+        "greedynas/greedy/steps.py",
+        [
+            "tests/greedy/test_training.py",
+            "tests/models/test_losses.py",
+            "tests/greedy/test_around_base.py",
+            "tests/runtime/parallel/test_ranks.py",
+        ],
+    ),
     "stopping": ("greedynas/greedy/stopping.py", ["tests/greedy/test_schedule.py", "tests/greedy/test_training.py"]),
     "validation": (
         "greedynas/greedy/validation.py",
