@@ -287,4 +287,5 @@ def test_prints_break_no_row_of_images_and_no_heading_from_its_section(desktop):
     how = "name => getComputedStyle(document.querySelector(name))"
     assert desktop.do(f"({how})('.samples').breakInside") == "avoid"
     assert desktop.do(f"({how})('h2 + p').breakAfter") == "avoid"
+    assert desktop.do(f"({how})('h2 + p').breakInside") == "avoid"
     desktop.page.emulate_media(media="screen")
