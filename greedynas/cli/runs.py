@@ -102,7 +102,8 @@ def rm(
 ) -> None:
     """Remove runs, after a question.
 
-    A folder is removed only if greedynas has written everything in it and no process works on it.
+    A folder is removed, with all that is in its subfolders, only if greedynas has written everything at its top and no
+    process works on it.
     """
     from greedynas.monitoring.removal import check_removable, remove_run
     from greedynas.monitoring.status import size_of
@@ -153,7 +154,7 @@ def watch(
         try:
             server.serve_forever()
         except Stopped:
-            complain("the live page has ended; the run goes on")
+            complain("the live page has ended; the run is not affected")
 
 
 @verb(app, "greedynas doctor", "greedynas doctor --out runs/", panel=PANEL)

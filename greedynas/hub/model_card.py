@@ -15,6 +15,7 @@ from greedynas.reporting.worth import worth
 from greedynas.runtime.text import clean, count
 
 MOST_CLASSES = 50  # that are listed
+_ESCAPED = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_[]|#!~"}, "<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,6 @@ def _markdown(table: Table) -> str:
 
 def _plain(text: str) -> str:
     """Return text for Markdown in which nothing is a link, HTML or markup."""
-    text = " ".join(clean(text).split())
-    for mark in ("\\", "`", "*", "_", "[", "]", "<", ">", "|", "#", "!", "~"):
-        text = text.replace(mark, f"&#{ord(mark)};" if mark in "<>" else f"\\{mark}")
-    return text
+    text = " ".join(clean(text).split()).translate(_ESCAPED)
+    # Many renderers make links of bare addresses and of names after an @.
+    return text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from greedynas.deploy.formats.pt2_format import export_program
 from greedynas.hub.model_card import Statements, model_card
 from greedynas.models.model_file import WEIGHTS, Card, load_network
 from greedynas.models.timm_models import save_timm_config
@@ -22,6 +23,7 @@ from greedynas.spaces.drawing import draw_path
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 PROGRAM = "model.pt2"
+HTTP_LIBRARIES = ("httpx", "httpcore", "requests", "urllib3")  # newer ones are called httpx2 and httpcore2
 PUBLISHED = ("README.md", "config.json", WEIGHTS, PROGRAM, "network.svg", "*.onnx")
 
 
@@ -113,8 +115,7 @@ def make_folder(facts: Facts, model: Model, repository: str, said: Statements) -
 def _save_program(network: nn.Module, card: Card, file: Path) -> None:
     """Save a network as a program of torch.export, which plain PyTorch runs without the code of greedynas."""
     images = torch.zeros(2, card.image_channels, card.image_size, card.image_size)
-    shapes = ({0: torch.export.Dim("batch")},)
-    torch.export.save(torch.export.export(network, (images,), dynamic_shapes=shapes), file)
+    torch.export.save(export_program(network, images), file)
 
 
 @contextmanager
@@ -139,6 +140,6 @@ def hub_errors(repository: str) -> Iterator[None]:
         raise GreedyNASError(f"the hub cannot be reached ({type(error).__name__}): check the network") from None
     except Exception as error:
         # Of the HTTP library, whose errors do not share a base with the above.
-        if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests", "urllib3"):
+        if not type(error).__module__.startswith(HTTP_LIBRARIES):
             raise
         raise GreedyNASError(f"the hub cannot be reached ({type(error).__name__}): check the network") from None

@@ -110,11 +110,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        token, _, place = self.path.removeprefix("/").partition("/")
+        token, slash, place = self.path.removeprefix("/").partition("/")
         # A page from elsewhere must not reach the server by a name that it lets point to this machine.
         known = self.headers.get("Host", "") in self.server.hosts
         if not known or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._answer(403, b"open the address that greedynas watch has printed\n", "text/plain")
+        elif not slash:  # the page asks for its state below the token
+            self._answer(308, b"", "text/plain", {"Location": f"/{self.server.token}/"})
         elif place == "":
             self._answer(200, self.server.page, "text/html; charset=utf-8")
         elif place == "state":

@@ -12,6 +12,7 @@ from greedynas.reporting import story
 from greedynas.reporting.cells import Table, make_table
 from greedynas.reporting.facts import Facts, read_facts
 from greedynas.reporting.report import draw_charts
+from greedynas.rundir.locks import is_locked
 from greedynas.rundir.schemas import Positive, Record
 from greedynas.runtime.errors import GreedyNASError
 from greedynas.runtime.files import read_bytes
@@ -179,8 +180,9 @@ def _table_json(table: Table | None) -> dict[str, Any] | None:
 
 
 def signature(folder: Path) -> str:
-    """Return a text that changes when a file changes that the live page shows."""
-    patterns = ("*.json", "*.jsonl", "log.txt", "config.yaml", "supernet/pool.json", "searches/*/*", "models/*/*")
+    """Return a text that changes when a file changes that the live page shows, or a process starts or ends."""
+    patterns = ["*.json", "*.jsonl", "log.txt", "config.yaml", "supernet/pool.json"]
+    patterns += ["searches/*/*", "models/*/*", "models/*/top/*/*"]
     found = []
     for pattern in patterns:
         for file in folder.glob(pattern):
@@ -189,4 +191,4 @@ def signature(folder: Path) -> str:
             except OSError:
                 continue
             found.append((str(file), about.st_size, about.st_mtime_ns))
-    return json.dumps(sorted(found))
+    return json.dumps([is_locked(folder), *sorted(found)])

@@ -65,7 +65,7 @@ def remove_run(folder: Path) -> None:
     check_removable(folder)
     lock = Lock(folder)
     try:
-        shutil.rmtree(folder)  # links in it are removed, not followed
+        shutil.rmtree(folder.resolve())  # links in it are removed, not followed; "." itself could not be removed
     except OSError as error:
         raise GreedyNASError(f"cannot remove {error.filename or folder}: {error.strerror}") from None
     finally:

@@ -1,6 +1,7 @@
 """The state of a run from outside: what is finished, what is running, how far it is. Nothing is written or locked."""
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from greedynas.spaces.budget import limits
 
 LAST_LINES = 3  # of the log
 LOG_BYTES = 8192  # of its end that are read
+BESIDE = (".lock", "log.txt", "metrics.jsonl")  # a run has at least one of them besides its config.yaml
 MOST = 1_000_000  # bytes of a progress file
 Words = Annotated[str, Field(max_length=1000)]
 
@@ -203,7 +205,8 @@ def run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise GreedyNASError(f"there is no folder {folder}; name one with run directories, such as runs/")
     found = sorted(file.parent for file in folder.rglob("config.yaml") if "parts" not in file.relative_to(folder).parts)
-    return [run for run in found if run.is_dir()]
+    # Other programs have a config.yaml too, and trackers keep copies of that of a run.
+    return [run for run in found if any(os.path.lexists(run / name) for name in BESIDE)]
 
 
 def statuses(folder: Path) -> list[RunStatus]:

@@ -223,6 +223,7 @@ def _steadiness(training: Training, settings: TrainSettings, per_epoch: float) -
                 "text": f"stopped after {last.epoch} ",
                 "xanchor": "right",
                 "yanchor": "top",
+                "yshift": -16,  # below a legend, which printed pages have closer to the chart
                 "showarrow": False,
             },
         )

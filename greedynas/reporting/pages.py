@@ -15,7 +15,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from greedynas._version import __version__
 from greedynas.reporting.charts import DARK, Chart
-from greedynas.runtime.text import percent
+from greedynas.runtime.text import milliseconds, percent
 
 PAGE = Path(__file__).parent / "page"
 
@@ -32,7 +32,7 @@ def render_page(
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "milliseconds": milliseconds}
     return environment.get_template(template).render(
         **context,
         charts=charts,

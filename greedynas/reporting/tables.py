@@ -18,6 +18,7 @@ from greedynas.spaces.paths import pretty
 from greedynas.spaces.zoo import known_networks
 
 MAX_ROWS = 60
+SLOWER = 1.05  # times the latency of fp32; smaller differences between two measurements mean nothing
 
 
 def origin_of(model: Model, facts: Facts) -> str:
@@ -226,15 +227,19 @@ def export_remarks(model: Model | None) -> list[str]:
         if base is None or file is base:
             continue
         worse = []
-        if file.latency_ms is not None and base.latency_ms is not None and file.latency_ms > base.latency_ms:
+        if file.latency_ms is not None and base.latency_ms is not None and file.latency_ms > SLOWER * base.latency_ms:
             worse.append(f"slower ({milliseconds(file.latency_ms)} against {milliseconds(base.latency_ms)})")
         if file.bytes > base.bytes:
             worse.append(f"larger ({size(file.bytes)} against {size(base.bytes)})")
-        if worse:
-            remarks.append(
-                f"{file.file} is {' and '.join(worse)} than {base.file} on this machine: {file.precision} gains nothing "
-                f"here{', as often with small networks or a processor without instructions for it' if 'slower' in worse[0] else ''}."
-            )
+        if not worse:
+            continue
+        reason = (
+            ", as often with small networks or a processor without instructions for it" if "slower" in worse[0] else ""
+        )
+        gain = f"it only saves space ({size(file.bytes)} against {size(base.bytes)})"
+        if file.bytes >= base.bytes:
+            gain = f"{file.precision} gains nothing here"
+        remarks.append(f"{file.file} is {' and '.join(worse)} than {base.file} on this machine{reason}; {gain}.")
     return remarks
 
 

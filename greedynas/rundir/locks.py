@@ -46,7 +46,7 @@ class Lock:
         self._files: list[int] = []
         _locks.add(self)
         try:
-            self._take(folder, folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._take(folder, folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
             self._take(folder, folder, os.O_RDONLY, may_fail=True)
         except BaseException:
             self.close()

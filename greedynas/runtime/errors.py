@@ -36,4 +36,4 @@ def first_problem(error: ValidationError, section: str = "") -> str:
         return str(cause)
     where = ".".join(str(part) for part in ((section, *problem["loc"]) if section else problem["loc"]))
     given = "" if problem["type"] in ("missing", "extra_forbidden") else f", got {problem['input']!r:.80}"
-    return f"{where}: {problem['msg']}{given}"
+    return f"{where + ': ' if where else ''}{problem['msg']}{given}"

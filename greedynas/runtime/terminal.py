@@ -43,14 +43,15 @@ class CleanConsole(Console):
         return super().render(renderable, options)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
-        if isinstance(status, str) and not self.is_terminal and not self.is_jupyter and not self.quiet:
+        # In a notebook a spinner would leave empty output, and a warning if ipywidgets is not installed.
+        if isinstance(status, str) and (self.is_jupyter or not self.is_terminal) and not self.quiet:
             return _StatusLines(status, self)
         # A spinner interprets markup in a string, whatever the options of the console.
         return super().status(Text(status) if isinstance(status, str) else status, **options)
 
 
 class _StatusLines(Status):
-    """A status where there is no terminal: a line now and then instead of a spinner."""
+    """A status where there is no terminal, or in a notebook: a line now and then instead of a spinner."""
 
     def __init__(self, what: str, console: CleanConsole):
         super().__init__(Text(what), console=console)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from greedynas.runtime.text import milliseconds
 from greedynas.stages.export_files import format_of_entry
 
 LOSS = 0.01  # of accuracy, above which a file gets a line
@@ -19,7 +20,7 @@ def report_export(result: dict[str, Any], folder: Path, console: Console) -> Non
     for column in ("file", "precision", "size", "top-1", "latency", "median ± spread"):
         table.add_column(column, justify="left" if column in ("file", "precision") else "right")
     for entry in result["files"]:
-        latency = "" if entry.get("latency_ms") is None else f"{entry['latency_ms']:.3g} ms"
+        latency = "" if entry.get("latency_ms") is None else milliseconds(entry["latency_ms"])
         usual = "" if entry.get("latency_median_ms") is None else _usual(entry)
         size = f"{entry['bytes'] / 1e6:,.2f} MB"
         table.add_row(entry["file"], entry["precision"], size, _shown_top1(entry, result), latency, usual)
@@ -51,7 +52,8 @@ def _shown_top1(entry: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _usual(entry: dict[str, Any]) -> str:
-    return f"{entry['latency_median_ms']:.3g} ± {entry['latency_iqr_ms']:.2g} ms"
+    unit, scale = ("µs", 1000) if 0 < entry["latency_median_ms"] < 0.1 else ("ms", 1)
+    return f"{scale * entry['latency_median_ms']:.3g} ± {scale * entry['latency_iqr_ms']:.2g} {unit}"
 
 
 def _timed_in(result: dict[str, Any]) -> str:

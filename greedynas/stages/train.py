@@ -64,7 +64,7 @@ def train_stage(
     with Run.start(folder, config) as run:
         run.check_data(data)
         for note in [*data.notes, *limited]:
-            logger.info("%s", note)
+            logger.info("%s", note, extra={"progress": True})  # printed by the next line, also with --verbose
             console.print(note, highlight=False, markup=False)
         net = supernet_of(config, len(data.class_names), device)
         logger.info("training on %s in %s, evaluating in %s; %s", device, precision, eval_precision, versions())

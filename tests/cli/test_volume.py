@@ -37,6 +37,7 @@ def test_verbose_prints_the_log(run_cli, command):
     assert code == 0
     assert "epoch 2 of 3" in err
     assert "training on cpu" in err
+    assert (out + err).count("no test image is an exact copy") == 1
     assert "Trained for 3 epochs" in out
     code, out, err = run_cli(*command, "--verbose", "--quiet")
     assert (code, out, err) == (2, "", "error: --quiet and --verbose exclude each other: give one of them\n")
@@ -53,3 +54,12 @@ def test_a_status_becomes_lines_where_there_is_no_terminal():
     with quiet.status("exporting"):
         time.sleep(0.05)
     assert quiet.file.getvalue() == ""
+
+
+def test_a_status_in_a_notebook_needs_no_widgets(recwarn):
+    """A spinner left empty output there, and a warning if ipywidgets is not installed."""
+    console = make_console(file=io.StringIO(), force_jupyter=True, line_seconds=10.0)
+    with console.status("measuring"):
+        time.sleep(0.3)
+    assert console.file.getvalue() == ""
+    assert not [one for one in recwarn if "ipywidgets" in str(one.message)]

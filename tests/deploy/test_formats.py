@@ -1,6 +1,7 @@
 """Each export format in its own runtime. Those whose packages are not installed are skipped, with the extra's name."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from greedynas.stages.export import export_stage
 from greedynas.stages.export_report import losses
 from tests.helpers.exports import QUIET, make_run
 from tests.helpers.model_files import SE, SHUFFLE, make_card, trained_network
+from tests.helpers.paths import ROOT
 from tests.helpers.plugins import Toy, registered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,6 +150,8 @@ def test_pt2_files_are_opened_only_if_they_are_trusted(tmp_path, run_cli, photos
     (tmp_path / "model.json").write_text(card.model_dump_json(exclude_none=True))
     save_network(tmp_path / "model.safetensors", network, card)
     image = next(photos.rglob("*.png"))
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:  # it is published, so it names no folder of this machine
+        assert not any(str(ROOT).encode() in archive.read(name) for name in archive.namelist())
     code, out, err = run_cli("predict", tmp_path / "model.pt2", image)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "can execute code: add --trust" in err

@@ -1,10 +1,16 @@
 """Publishing and fetching networks, on a local stand-in of the hub, and the round trip through timm."""
 
+import html
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,6 +177,38 @@ def test_the_card_renders_and_executes_nothing(run):
     assert page.count("<table>") >= 1
     assert "<script" not in page
     assert 'href="javascript' not in page
+
+
+def test_the_users_words_are_shown_as_they_are(run):
+    """Characters were escaped twice, and renderers make links of bare addresses."""
+    facts = read_facts(run)
+    words = "<b>mine</b> & #1 from https://example.org, www.example.org, @ada"
+    text = model_card(facts, facts.chosen, load_network(run)[1], "ada/photos", Statements("mit", words))
+    (line,) = [one for one in text.splitlines() if "stated by the publisher" in one]
+    assert "https://" not in line
+    assert "www." not in line
+    assert "@" not in line
+    markdown = pytest.importorskip("markdown")
+    shown = html.unescape(re.sub(r"</?(p|ul|li)>", "", markdown.markdown(line))).strip()
+    assert shown.endswith(f"{words}.")
+
+
+def test_the_program_names_no_folder_of_this_machine(run):
+    push(run, "ada/photos", upload=False)
+    with zipfile.ZipFile(run / "hub" / "macs-60K" / "model.pt2") as archive:
+        texts = [archive.read(name) for name in archive.namelist()]
+    for place in (str(ROOT), str(Path(torch.__file__).parent)):
+        assert not any(place.encode() in text for text in texts)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(run, hub, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for arguments in (("push", run, "ada/photos"), ("pull", "ada/photos", "--out", tmp_path / "there")):
+        done = command(SimpleNamespace(address=address), tmp_path, *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: the hub cannot be reached")
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_withheld_accuracy_stays_withheld(run):

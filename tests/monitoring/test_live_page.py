@@ -166,6 +166,31 @@ def test_the_signature_changes_with_every_file_that_is_shown(run):
     assert len(seen) == 5
 
 
+def test_a_killed_process_is_shown_although_no_file_changes(served, run):
+    progress = {"stage": "supernet", "unit": "step", "done": 3, "total": 9, "line": "supernet: step 3 of 9"}
+    (run / FILE).write_text(json.dumps({**progress, "updated": time.time()}))
+    lock = Lock(run)
+    assert state_of(served)[1]["now"] == "supernet: step 3 of 9"
+    lock.close()
+    assert state_of(served)[1]["now"] == "Interrupted. supernet: step 3 of 9"
+
+
+def test_the_progress_of_a_short_training_is_shown(served, run):
+    state_of(served)
+    home = run / "models" / "macs-60K" / "top" / "1"
+    home.mkdir(parents=True)
+    state_of(served)
+    progress = {"stage": "top 1", "unit": "step", "total": 9, "updated": time.time()}
+    for done in (1, 2):
+        (home / FILE).write_text(json.dumps({**progress, "done": done, "line": f"top 1: step {done} of 9"}))
+        assert state_of(served)[1]["progress"]["done"] == done
+
+
+def test_an_address_without_the_last_slash_leads_to_the_page(served):
+    answer, _ = get(served, f"/{served.token}")
+    assert (answer.status, answer.getheader("Location")) == (308, f"/{served.token}/")
+
+
 def test_wrong_folders_and_ports_lead_to_one_line(run_cli, run, tmp_path):
     code, out, err = run_cli("watch", tmp_path)
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -80,10 +80,25 @@ def test_runs_in_an_empty_and_in_a_missing_folder(run_cli, tmp_path):
     assert "there is no folder" in refused(run_cli, "runs", tmp_path / "missing")
 
 
+def test_other_folders_with_a_config_yaml_are_no_runs(run_cli, copied):
+    """Trackers keep copies of the settings of a run, and other programs have a config.yaml too."""
+    for name, text in (
+        ("mlruns/1/abc/artifacts", (copied / "first" / "config.yaml").read_text()),
+        ("wandb/run-1/files", "epochs:\n  value: 3\n"),
+        ("website", "title: My page\n"),
+    ):
+        (copied / name).mkdir(parents=True)
+        (copied / name / "config.yaml").write_text(text)
+    (copied / "mlruns/1/abc/artifacts/report.html").write_text("")
+    names = [one["run"].rpartition("/")[2] for one in asked(run_cli, "runs", copied)["runs"]]
+    assert names == ["second", "first"]
+
+
 def test_a_damaged_run_is_listed_with_the_reason(run_cli, copied):
     (copied / "first" / "metrics.jsonl").write_text('{"kind": "step"}\n')
     (copied / "foreign").mkdir()
     (copied / "foreign" / "config.yaml").write_text("model: resnet\n")
+    (copied / "foreign" / "log.txt").write_text("")
     found = {row["run"].rsplit("/", 1)[1]: row for row in asked(run_cli, "runs", copied)["runs"]}
     assert [found[name]["stage"] for name in ("first", "foreign", "second")] == ["unreadable", "unreadable", "trained"]
     assert "metrics.jsonl, line 1 is malformed" in found["first"]["problem"]
@@ -105,6 +120,10 @@ def test_hostile_folders_lead_to_one_line(run_cli, copied, tmp_path):
     code, out, _ = run_cli("status", run)
     assert code == 0
     assert "\x1b" not in out
+    metrics = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_text("{\n" * 3)
+    assert "line 1 is malformed: Invalid JSON" in refused(run_cli, "status", run)
+    (run / "metrics.jsonl").write_bytes(metrics)
     (run / FILE).write_text("[" * 100_000)
     assert newest_progress(run) is None
     assert asked(run_cli, "status", run)["progress"] is None
@@ -217,6 +236,22 @@ def test_rm_removes_only_runs(run_cli, copied, tmp_path):
     assert asked(run_cli, "rm", run, "--yes") == {"removed": [{"run": str(run), "bytes": size}]}
     assert not run.exists()
     assert outside.read_text() == "kept"
+
+
+def test_rm_of_the_current_folder_removes_it(run_cli, copied, monkeypatch):
+    monkeypatch.chdir(copied / "first")
+    code, out, err = run_cli("rm", ".", "--yes")
+    monkeypatch.chdir(copied)
+    assert (code, err) == (0, "")
+    assert out.startswith("removed .")
+    assert not (copied / "first").exists()
+
+
+def test_rm_does_not_follow_the_link_of_a_lock(run_cli, copied, tmp_path):
+    (copied / "first" / ".lock").unlink(missing_ok=True)
+    (copied / "first" / ".lock").symlink_to(tmp_path / "outside")
+    assert "cannot write to" in refused(run_cli, "rm", copied / "first", "--yes")
+    assert not (tmp_path / "outside").exists()
 
 
 def status_size(folder):

@@ -261,3 +261,31 @@ def test_the_printed_page_is_light_and_narrow(phone):
     phone.do("dispatchEvent(new Event('afterprint'))")
     assert brightness(colours(phone)["page"]) < 300
     assert phone.do("document.querySelector('#chart-front_macs .main-svg').getBoundingClientRect().width") < 390
+
+
+def test_short_names_of_networks_stay_in_one_line(desktop):
+    lines = desktop.do(
+        """[...document.querySelectorAll('tbody th bdi.short')].map(
+            name => name.getClientRects().length && name.offsetHeight / parseFloat(getComputedStyle(name).lineHeight))"""
+    )
+    assert lines
+    assert max(lines) < 1.5
+
+
+def test_the_end_of_training_is_not_marked_inside_the_legend(desktop):
+    places = desktop.do(
+        """(() => { const chart = document.querySelector('#chart-pool_steadiness');
+            const mark = [...chart.querySelectorAll('.annotation-text')].find(one => one.textContent.startsWith('stopped'));
+            const plot = chart.querySelector('.plotbg, .bglayer rect, .xy .gridlayer');
+            return [mark.getBoundingClientRect().top, chart.querySelector('.legend').getBoundingClientRect().bottom]; })()"""
+    )
+    assert places[0] > places[1] + 8
+
+
+def test_prints_break_no_row_of_images_and_no_heading_from_its_section(desktop):
+    desktop.page.emulate_media(media="print")
+    how = "name => getComputedStyle(document.querySelector(name))"
+    assert desktop.do(f"({how})('.samples').breakInside") == "avoid"
+    assert desktop.do(f"({how})('h2 + p').breakAfter") == "avoid"
+    assert desktop.do(f"({how})('h2 + p').breakInside") == "avoid"
+    desktop.page.emulate_media(media="screen")

@@ -82,6 +82,14 @@ def test_a_file_that_gains_nothing_has_a_remark(run):
     assert remark.startswith(
         "model.int8.onnx is slower (0.3 ms against 0.21 ms) and larger (180 kB against 170 kB) than model.onnx"
     )
+    assert remark.endswith("; int8 gains nothing here.")
+    export["files"][1] |= {"latency_ms": 0.3, "bytes": 60_000}
+    file.write_text(json.dumps(export))
+    (remark,) = tables.export_remarks(read_facts(run).chosen)
+    assert remark.endswith("; it only saves space (60 kB against 170 kB).")
+    export["files"][1] |= {"latency_ms": 0.215}  # as fast, within the error of a measurement
+    file.write_text(json.dumps(export))
+    assert tables.export_remarks(read_facts(run).chosen) == []
     export["files"][1] |= {"latency_ms": 0.1, "bytes": 60_000}
     file.write_text(json.dumps(export))
     assert tables.export_remarks(read_facts(run).chosen) == []
@@ -139,3 +147,11 @@ def test_the_onnx_tab_classifies_like_predict(tmp_path):
     )
     (prediction,) = greedynas.predict(run.folder, [image])
     assert (done.stdout.strip(), done.stderr) == (prediction.classes[0][0], "")
+
+
+def test_a_short_predicted_latency_is_in_microseconds(run):
+    file = run / "models" / "macs-60K" / "arch.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"latency_ms": 0.0042}))
+    page = write_report(run).read_text()
+    assert "<dt>predicted latency</dt><dd>4.2 µs</dd>" in page
+    assert "0.00 ms" not in page

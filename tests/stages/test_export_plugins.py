@@ -332,3 +332,13 @@ def test_what_a_built_in_format_writes_can_be_opened(exported, data, tmp_path):
             assert torch.allclose(loaded(batch), logits, atol=1e-4)
             runner = format.runner(file, batch[:1], 1)
             assert runner is None if name == "safetensors" else runner() > 0
+
+
+def test_short_latencies_are_microseconds(run):
+    entry = {"file": "model.onnx", "precision": "fp32", "bytes": 140_000, "top1": 0.5, "latency_ms": 0.0202}
+    timed = {**entry, "latency_median_ms": 0.0203, "latency_iqr_ms": 0.0003}
+    slow = {**entry, "file": "slow.onnx", "latency_ms": 1.5, "latency_median_ms": 1.52, "latency_iqr_ms": 0.01}
+    text = printed({"model": "best", "files": [timed, slow], "images": 10, "machine": "a CPU", "skipped": []}, run)
+    assert "20.2 µs" in text
+    assert "20.3 ± 0.3 µs" in text
+    assert "1.52 ± 0.01 ms" in text

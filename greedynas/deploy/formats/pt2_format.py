@@ -5,12 +5,21 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from greedynas.deploy.formats.format import Classifier, Conversion, Format
 from greedynas.deploy.formats.shared import example, silenced
 from greedynas.deploy.timing import Runner
 from greedynas.runtime.files import write_atomically
+
+
+def export_program(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
+    """Return a network as a program for any number of images, without the names of files and folders of this machine."""
+    program = torch.export.export(network, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
 
 
 class Pt2Format(Format):
@@ -24,9 +33,7 @@ class Pt2Format(Format):
     def convert(self, source: Conversion, precision: str, file: Path) -> None:
         buffer = io.BytesIO()
         with silenced():
-            shapes = ({0: torch.export.Dim("batch")},)
-            program = torch.export.export(source.network, (example(source, 2),), dynamic_shapes=shapes)
-            torch.export.save(program, buffer)
+            torch.export.save(export_program(source.network, example(source, 2)), buffer)
         write_atomically(file, buffer.getvalue())
 
     def open(self, file: Path, threads: int | None = None) -> Classifier:

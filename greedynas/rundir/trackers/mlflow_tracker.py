@@ -27,6 +27,8 @@ class MLflow(Tracker):
         self._run = ""
 
     def open(self, folder: Path, step: int) -> None:
+        # Standard output belongs to the results of the command: --json must stay JSON, and --quiet silent.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         from mlflow import MlflowClient
 
         self._client = MlflowClient()

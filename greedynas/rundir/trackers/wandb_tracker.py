@@ -1,6 +1,8 @@
 """Weights & Biases: curves, histograms, test images, and the report as an artifact."""
 
+import inspect
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,20 @@ def _mode(wandb: Any) -> str | None:
     """Return "offline" where nobody is logged in, because wandb would ask for a key and wait."""
     if os.environ.get("WANDB_MODE"):
         return None
-    if getattr(wandb.api, "api_key", None):
+    if _is_logged_in(wandb):
         return "online"
-    logger.warning("nobody is logged in to wandb: its records stay in the folder wandb; wandb sync uploads them")
+    _say_that_records_stay_here()
     return "offline"
+
+
+def _is_logged_in(wandb: Any) -> bool:
+    """Return whether wandb knows a key, without a question and without a request."""
+    if "prompt" in inspect.signature(wandb.login).parameters:  # newer versions warn about `wandb.api`
+        return bool(wandb.login(prompt=False, verify=False))
+    return bool(getattr(wandb.api, "api_key", None))
+
+
+@cache
+def _say_that_records_stay_here() -> None:
+    """Log a warning once, not for every training of a job."""
+    logger.warning("nobody is logged in to wandb: its records stay in the folder wandb; wandb sync uploads them")

@@ -166,6 +166,19 @@ def test_wandb_offline_holds_the_metrics(data, tmp_path, monkeypatch):
     refuse_links(run)  # wandb's own files have links, with which a run directory would be refused
 
 
+def test_wandb_says_once_that_nobody_is_logged_in(tmp_path, monkeypatch, caplog, capfd):
+    wandb = pytest.importorskip("wandb")
+    from greedynas.rundir.trackers import wandb_tracker
+
+    wandb_tracker._say_that_records_stay_here.cache_clear()
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [wandb_tracker._mode(wandb) for _ in range(2)] == ["offline", "offline"]
+    assert caplog.text.count("nobody is logged in to wandb") == 1
+    assert "deprecated" not in capfd.readouterr().err
+
+
 def _wandb_history(file):
     """Return the values of `step/loss` in an offline file: a leveldb log of protobuf records."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -185,8 +198,9 @@ def _wandb_history(file):
     return [json.loads(item.value_json) for item in items if "step/loss" in (item.key, *item.nested_key)]
 
 
-def test_mlflows_server_holds_the_metrics(data, tmp_path, monkeypatch):
+def test_mlflows_server_holds_the_metrics(data, tmp_path, monkeypatch, capfd):
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
@@ -199,6 +213,7 @@ def test_mlflows_server_holds_the_metrics(data, tmp_path, monkeypatch):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         run = tmp_path / "run"
         recorded(run, data, callbacks=make_callbacks(["mlflow"]))
+        assert capfd.readouterr().out == ""  # it belongs to --json
         identity = json.loads((run / IDENTITIES).read_text())["mlflow"]
         client = mlflow.MlflowClient(address)
         history = sorted(client.get_metric_history(identity, "step/loss"), key=lambda one: one.step)
