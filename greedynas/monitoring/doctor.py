@@ -94,7 +94,8 @@ def _hardware() -> list[Finding]:
         else ""
     )
     found.append(Finding("threads", f"{threads} of {usable} processors", advice))
-    found.append(Finding("freed memory", "kept" if keep_freed_memory() else "returned to the system"))
+    memory = "keeps freed memory for the next step" if keep_freed_memory() else "gives freed memory back to the system"
+    found.append(Finding("memory allocator", memory))
     return [*found, *_gpus()]
 
 

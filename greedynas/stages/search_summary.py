@@ -49,7 +49,8 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
     names = [name for name in ("macs", "params", "latency_ms") if name in results[0]["chosen"]]
     scored = ["score"] if "score" in results[0]["chosen"] else []
     accuracy = f"{results[0].get('metric', 'accuracy')} on the supernet"
-    for column in ("search", *scored, accuracy, *names, "evaluated", "rejected", "network"):
+    titles = ["latency" if name == "latency_ms" else name for name in names]
+    for column in ("search", *scored, accuracy, *titles, "evaluated", "rejected", "network"):
         table.add_column(column, justify="left" if column in ("search", "network") else "right")
     for result in results:
         chosen = result["chosen"]
@@ -69,7 +70,7 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
             console.print(f"{name}{sentence}", highlight=False, markup=False)
     for result in results if with_front else ():
         front = Table(title=Text(f"Pareto front of {result['name']}"), title_justify="left")
-        for column in (*scored, accuracy, *names, "path"):
+        for column in (*scored, accuracy, *titles, "path"):
             front.add_column(column, justify="right")
         for entry in result["front"]:
             costs = [_format_cost(name, entry[name]) for name in names]
@@ -82,7 +83,7 @@ def report_searches(results: list[dict[str, Any]], folder: Path, with_front: boo
 def _format_cost(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}" if name == "latency_ms" else f"{value:,}"
+    return milliseconds(value) if name == "latency_ms" else f"{value:,}"
 
 
 def describe_result_choice(result: dict[str, Any]) -> str | None:
