@@ -192,14 +192,22 @@ def _tested_rivals(facts: Facts) -> list[Model]:
 
 
 def lead_verdict(facts: Facts) -> Verdict | None:
-    """Return the verdict on the strongest rival for the first screen, if it is ahead and not yet compared there."""
-    compared = random_rivals(facts)
-    rivals = [model for model in _tested_rivals(facts) if model not in compared]
+    """Return the verdict on the strongest rival for the first screen, if it is ahead and not yet compared there.
+
+    Networks that other searches of the run found are no rivals: they belong to other budgets.
+    """
+    others = [*random_rivals(facts), *_found_by_other_searches(facts)]
+    rivals = [model for model in _tested_rivals(facts) if model not in others]
     chosen = facts.chosen
     if chosen is None or chosen.test is None or chosen.test.withheld or not rivals or rivals[0].test is None:
         return None
     verdict = _verdict(chosen, chosen.test, rivals[0], rivals[0].test)
     return None if verdict.rival == "not ahead" else verdict
+
+
+def _found_by_other_searches(facts: Facts) -> list[Model]:
+    searched = {search.name for search in facts.searches}
+    return [model for model in facts.models if model is not facts.chosen and model.name in searched]
 
 
 def _verdict(chosen: Model, own: Tested, rival: Model, other: Tested) -> Verdict:

@@ -297,6 +297,16 @@ def test_the_report_names_the_better_network(found, tmp_path, rival, says, kind)
     assert "times the multiply-adds" in verdict.text
 
 
+def test_a_network_found_for_another_budget_is_no_rival_on_the_first_screen(found, tmp_path):
+    run = shutil.copytree(found, tmp_path / "run")
+    runs.add_model(run, "macs-60K", chosen=True, top1=0.75)
+    runs.add_model(run, "macs-60K-no-pool", top1=0.9)
+    runs.add_timm(run, "timm-x", top1=0.82)
+    facts = read_facts(run)
+    assert story.lead_verdict(facts).text.startswith("timm-x is better")
+    assert [verdict.rival for verdict in story.verdicts(facts)] == ["better", "better"]
+
+
 # What the search was worth
 
 
