@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV = .venv
 VENV_MIN = .venv-min
+VENV_RUNTIMES = .venv-runtimes
 INSTALLED = $(VENV)/.installed
 INSTALLED_MIN = $(VENV_MIN)/.installed
+INSTALLED_RUNTIMES = $(VENV_RUNTIMES)/.installed
 
-.PHONY: demo bench test test-min chaos fuzz mutants lint types docs format wheel clean
+.PHONY: demo bench test test-runtimes test-min chaos fuzz mutants lint types docs format wheel clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/greedynas demo
@@ -21,6 +23,10 @@ PYTEST_TIMED = -m pytest -m timed
 test: $(INSTALLED)
 	$(VENV)/bin/python $(PYTEST)
 	$(VENV)/bin/python $(PYTEST_TIMED)
+
+# The tests of the export formats with the runtimes of devices, in an environment of their own.
+test-runtimes: $(INSTALLED_RUNTIMES)
+	$(VENV_RUNTIMES)/bin/python $(PYTEST) tests/deploy
 
 # The tests with the oldest supported versions, which are those of our GPU machine.
 test-min: $(INSTALLED_MIN)
@@ -62,7 +68,7 @@ wheel: $(INSTALLED)
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(VENV_MIN) dist site
+	rm -rf $(VENV) $(VENV_MIN) $(VENV_RUNTIMES) dist site
 
 # The newest tested versions. CONSTRAINTS=/dev/null installs the newest versions that exist.
 CONSTRAINTS ?= constraints.txt
@@ -70,6 +76,17 @@ CONSTRAINTS ?= constraints.txt
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,docs]'
+	touch $@
+
+# It sees the packages of VENV, so that only those of the runtimes are installed: not PyTorch once more. LiteRT is left out,
+# because its converter needs an older one.
+RUNTIMES = openvino,executorch,ncnn,coreml
+
+$(INSTALLED_RUNTIMES): $(INSTALLED)
+	$(PYTHON) -m venv $(VENV_RUNTIMES)
+	$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(VENV_RUNTIMES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(VENV_RUNTIMES)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(RUNTIMES)]'
 	touch $@
 
 $(INSTALLED_MIN): pyproject.toml requirements-min.txt

@@ -1,6 +1,5 @@
 """The format coreml in fp16, fp32 and with int8 weights. It converts on Linux, and runs only on a Mac."""
 
-import logging
 import shutil
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from greedynas.deploy.formats.format import Classifier, Conversion, Format
-from greedynas.deploy.formats.shared import shared_program, silenced
+from greedynas.deploy.formats.shared import quiet_logs, shared_program, silenced
 from greedynas.deploy.onnx_checks import INPUT, OUTPUT
 
 
@@ -27,7 +26,7 @@ class CoreMlFormat(Format):
     runtime_name = "Core ML"
 
     def convert(self, source: Conversion, precision: str, file: Path) -> None:
-        with silenced(), _quiet_logs():
+        with silenced(), quiet_logs():
             model = _converted(source, precision)
             shutil.rmtree(file, ignore_errors=True)
             model.save(str(file))
@@ -67,14 +66,3 @@ def _converted(source: Conversion, precision: str) -> Any:
         return model
     config = ct.optimize.coreml.OpLinearQuantizerConfig(mode="linear_symmetric", granularity="per_channel")
     return ct.optimize.coreml.linear_quantize_weights(model, ct.optimize.coreml.OptimizationConfig(config))
-
-
-class _quiet_logs:
-    """Keep coremltools from logging its notes on untested versions, which every conversion would show."""
-
-    def __enter__(self) -> None:
-        self._before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *error: object) -> None:
-        logging.disable(self._before)

@@ -224,9 +224,7 @@ class Format(ABC):
         if not beside.is_file():
             raise GreedyNASError(f"{file} has no card: {CARD} should lie beside it")
         card = parse_card(read_bytes(beside).decode("utf-8", errors="replace"), beside)
-        opened = self.open(file, threads) if self.sandbox is None else self._in_process(file, card, threads)
-        if opened is None:
-            raise GreedyNASError(f"this machine cannot run {file}: it has no {self.runtime_name or self.name}")
+        opened = self._here(file, threads) if self.sandbox is None else self._in_process(file, card, threads)
 
         def classify(inputs: Tensor) -> Tensor:
             logits = opened(inputs)
@@ -237,6 +235,26 @@ class Format(ABC):
             return logits
 
         return classify, card
+
+    def _here(self, file: Path, threads: int | None) -> Classifier:
+        """Open a file in this process; whatever its runtime raises becomes one line."""
+        name = self.runtime_name or self.name
+        if not file.is_file() and not file.is_dir():  # such as a pipe, which would be read for ever
+            raise GreedyNASError(f"no such model: {file}")
+
+        def guarded(run: Callable[[], Any]) -> Any:
+            try:
+                return run()
+            except GreedyNASError:
+                raise
+            except Exception as error:  # runtimes raise types without a common base
+                line = " ".join(str(error).split()) or type(error).__name__
+                raise GreedyNASError(f"{name} cannot run {file}: {line:.200}") from None
+
+        classify = guarded(lambda: self.open(file, threads))
+        if classify is None:
+            raise GreedyNASError(f"this machine cannot run {file}: it has no {name}")
+        return lambda inputs: guarded(lambda: classify(inputs))
 
     def _in_process(self, file: Path, card: Card, threads: int | None) -> Classifier:
         assert self.sandbox is not None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from greedynas.deploy.formats.format import Conversion, Format
 from greedynas.deploy.formats.shared import each_image, shared_onnx, silenced
+from greedynas.deploy.runtimes.signal_stack import kept_signal_stack
 from greedynas.deploy.sandbox.process import MIB, Runtime
 
 OPENVINO = Runtime("OpenVINO", "an OpenVINO file", "greedynas.deploy.runtimes.openvino_model", 2048 * MIB)
@@ -51,7 +52,7 @@ class OpenVinoFormat(Format):
 
 def _quantised(model: Any, source: Conversion) -> Any:
     os.environ.setdefault("NNCF_CI", "1")  # before the import: NNCF then sends no telemetry
-    with silenced():
+    with silenced(), kept_signal_stack():  # NNCF runs the model in OpenVINO
         import nncf
 
         images = [image.numpy() for image in each_image(source)]

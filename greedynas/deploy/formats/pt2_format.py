@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from greedynas.deploy.formats.format import Classifier, Conversion, Format
-from greedynas.deploy.formats.shared import example, silenced
+from greedynas.deploy.formats.shared import example, quiet_logs, silenced
 from greedynas.deploy.timing import Runner
 from greedynas.runtime.files import write_atomically
 
@@ -37,7 +37,8 @@ class Pt2Format(Format):
         write_atomically(file, buffer.getvalue())
 
     def open(self, file: Path, threads: int | None = None) -> Classifier:
-        module = torch.export.load(file).module()
+        with quiet_logs():
+            module = torch.export.load(file).module()
 
         @torch.inference_mode()
         def classify(images: Tensor) -> Tensor:

@@ -59,6 +59,17 @@ def silenced() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Hide log records up to warnings: notes on untested versions, or a traceback before the exception itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 class _Nothing(io.TextIOBase):
     """A stream for output that nobody reads. It stays open, because libraries keep it in their log handlers."""
 

@@ -27,6 +27,7 @@ class Model(OneByOne):
 
             if threads:  # all programs of a process share their threads
                 portable_lib._unsafe_reset_threadpool(threads)
+            portable_lib._threadpool_get_thread_count()  # starts them, with messages, which the first run would do
             verified = portable_lib.Verification.InternalConsistency
             self._module = portable_lib._load_for_executorch_from_buffer(self._data, program_verification=verified)
         return {}

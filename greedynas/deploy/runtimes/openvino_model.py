@@ -7,6 +7,7 @@ import numpy as np
 
 from greedynas.deploy.onnx_checks import INPUT, OUTPUT
 from greedynas.deploy.runtimes.model import Floats, RuntimeModel, Shapes
+from greedynas.deploy.runtimes.signal_stack import kept_signal_stack
 from greedynas.runtime.errors import GreedyNASError
 
 
@@ -18,7 +19,8 @@ def compile_model(model: Any, threads: int, precision: str = "fp32") -> Any:
     options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": 1}
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
-    return openvino.Core().compile_model(model, "CPU", options)
+    with kept_signal_stack():
+        return openvino.Core().compile_model(model, "CPU", options)
 
 
 class Model(RuntimeModel):
