@@ -235,7 +235,7 @@ def retrain(
         option(
             "--recipe",
             "NAME",
-            "Training recipe: sgd or rmsprop. By default, the one in the settings of the run.",
+            "Training recipe: sgd, rmsprop or finetune. By default, the one in the settings of the run.",
             TRAINING,
         ),
     ] = None,
@@ -245,7 +245,7 @@ def retrain(
         option(
             "--pretrained",
             "WEIGHTS",
-            "Pretrained weights of a timm model: the word cache for timm's cache, or a file.",
+            "Pretrained weights of a timm model: package (an installed one), cache (timm's), auto (either), or a file.",
             TRAINING,
         ),
     ] = None,
@@ -269,7 +269,7 @@ def retrain(
     data_root: DataRootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the found network, or another one, from scratch and test it."""
+    """Train the found network, or another one, and test it."""
     from greedynas.data.settings import DataOptions
     from greedynas.settings.loading import changed_section, parse_assignments
     from greedynas.stages.retrain import report_retraining, retrain_stage
