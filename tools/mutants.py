@@ -64,6 +64,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
             "tests/rundir/test_progress.py",
             "tests/greedy/test_around_base.py",
             "tests/greedy/methods/test_method.py",
+            "tests/experimental/test_snapshots.py",
             "tests/runtime/parallel/test_ranks.py",
         ],
     ),
@@ -72,6 +73,7 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         [
             "tests/greedy/test_training.py",
             "tests/models/test_losses.py",
+            "tests/greedy/graphs/test_graphs.py",
             "tests/greedy/test_around_base.py",
             "tests/runtime/parallel/test_ranks.py",
         ],

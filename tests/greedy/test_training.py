@@ -244,6 +244,13 @@ def test_the_pool_is_updated_after_every_filtering(data, monkeypatch):
     assert dict(state.pool.best()) == dict(reference.entries)
 
 
+def test_without_a_seed_training_has_seed_0(data):
+    first, _ = train(data, max_epochs=1)
+    second = new_net()
+    train_supernet(second, data, TrainSettings(**{**SETTINGS, "max_epochs": 1}), seed=0)
+    assert same_tensors(first.state_dict(), second.state_dict())
+
+
 def test_the_paths_of_greedy_training_depend_on_the_seed(data):
     def trained(seed):
         net = new_net()
@@ -407,6 +414,24 @@ def test_two_updates_equal_a_computation_by_hand(data):
     net, _ = train(data, ONE_PATH, **settings)
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(tensor.double(), by_hand.state_dict()[name].double(), rtol=1e-3, atol=1e-4)
+
+
+def test_an_update_leaves_the_ops_of_other_paths_as_they_are(data):
+    """Momentum and weight decay would still move an op whose gradient is zero instead of absent."""
+    images, labels = next(data.train.train_batches(0, 42))
+    net, settings = new_net(), TrainSettings(**{**SETTINGS, "weight_decay": 0.1})
+    optimizer = supernet_optimizer(net, settings)
+    train_step(net, optimizer, images, labels, [(2, 2, 2, 2)], 0.05, settings, None, "fp32")
+    before = snapshot(net)
+    train_step(net, optimizer, images, labels, [(1, 1, 1, 1)], 0.05, settings, None, "fp32")
+    moved = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, before[name])}
+    ops = {name.split(".")[2] for name in moved if name.startswith("layers.")}
+    assert ops == {"1"}
+
+
+def test_training_without_momentum_is_plain_sgd():
+    (group, *_) = supernet_optimizer(new_net(), TrainSettings(momentum=0)).param_groups
+    assert (group["momentum"], group["nesterov"]) == (0, False)
 
 
 def test_gradients_are_clipped(data):

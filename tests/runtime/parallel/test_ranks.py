@@ -22,7 +22,7 @@ from greedynas.runtime.parallel.rendezvous import agreed_name
 from greedynas.spaces.describe import space_facts
 from tests.helpers.pictures import paint, spoil
 from tests.helpers.ranks import JOBS, TINY, launch, left, outcome, start
-from tests.helpers.training import SETTINGS, same_tensors, tiny_space
+from tests.helpers.training import SETTINGS, same_tensors, tiny_space, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -306,6 +306,21 @@ def test_too_few_images_for_the_ranks_are_refused(monkeypatch):
     refuse_small_batch(8, "train.batch_size")
     with pytest.raises(GreedyNASError, match=r"train.batch_size gives 7 images for 4 ranks.*at least two"):
         refuse_small_batch(7, "train.batch_size")
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "told"),
+    [
+        ({"batch_size": 10}, 6, "train.batch_size gives 10 images for 6 ranks"),
+        ({"batch_size": 100}, 22, "train.batch_size gives 42 images for 22 ranks"),
+        ({"batch_size": 40, "sampler": "darts"}, 7, "data.val_images gives 12 images for 7 ranks"),
+        ({"batch_size": 10, "sampler": "darts"}, 6, "data.val_images gives 10 images for 6 ranks"),
+    ],
+)
+def test_a_training_with_too_few_images_for_the_ranks_is_refused(data, monkeypatch, settings, size, told):
+    as_rank(monkeypatch, 0, size)
+    with pytest.raises(GreedyNASError, match=told):
+        train(data, **settings)
 
 
 def test_one_process_sends_nothing():
