@@ -137,10 +137,21 @@ def test_the_watched_accuracy_is_that_of_the_best_path_of_the_pool(data, bn, poo
             rng = stream(7, "calibration images of the accuracy", epoch)
             calibration, _ = data.train.eval_batch(rng.choice(len(data.train), 16, replace=False))
         images, labels = data.val.eval_batch(data.val.balanced(8, stream(7, "accuracy images", epoch)))
-        # the images of a step, 10, share statistics
-        expected = evaluate_paths(net, [path], images, labels, bn, bn_images=10, calibration=calibration)
+        expected = evaluate_paths(net, [path], images, labels, bn, bn_images=8, calibration=calibration)
         assert (state.accuracy, state.accuracy_of) == (expected.accuracies[0], name)
         assert state.evaluation_images == 100 + 8 + (16 if bn == "recalibrate" else 0)
+
+
+@pytest.mark.parametrize(("bn_images", "batch_size", "together"), [(3, 10, 8), (10, 3, 8), (2, 4, 4), (4, 2, 4)])
+def test_as_many_images_as_filtering_or_a_step_has_share_statistics(data, bn_images, batch_size, together):
+    net = with_lively_statistics(new_net())
+    for epoch in range(12):
+        state = watched(net, data, epoch, bn_images=bn_images, batch_size=batch_size)
+        images, labels = data.val.eval_batch(data.val.balanced(8, stream(7, "accuracy images", epoch)))
+        parts = [(images[i :: 8 // together], labels[i :: 8 // together]) for i in range(8 // together)]
+        path = [most_expensive(net.space)]
+        expected = np.mean([evaluate_paths(net, path, *part, bn_images=8).accuracies[0] for part in parts])
+        assert state.accuracy == pytest.approx(expected)
 
 
 def test_the_watched_accuracy_takes_no_more_images_than_there_are(data):
