@@ -19,10 +19,12 @@ BASES = (
     "mobilenetv2_100",
 )  # the first with weights
 PHOTOGRAPH = 64  # pixels of the shorter side, in colour: below it, pretrained networks see too little
-SIZES = {"cpu": (64, 80, 96, 112, 128), "gpu": (96, 128, 160, 192, 224)}
+SIZES = {"cpu": (64, 80, 96, 112, 128, 160, 192, 224), "gpu": (96, 128, 160, 192, 224)}
+USUAL = {"cpu": 128, "gpu": 224}  # larger sizes are for budgets that come near to the whole network at that size
 ENLARGED = 1.05  # images are not enlarged by more
 TOO_LARGE = "a larger size would leave less than half of the usual epochs in the given time"
 TOO_CHEAP = 0.5  # of the budget: an image size at which the whole network costs less is left out
+TOO_EXPENSIVE = 2.0  # times the budget: an unusual image size at which the whole network costs more is left out
 BATCH = 32
 ADAPTING = {"cpu": Effort(20_000, 4, 20), "gpu": Effort(200_000, 10, 30)}
 SUPERNET = {"cpu": Effort(40_000, 6, 40), "gpu": Effort(400_000, 20, 60)}
@@ -80,8 +82,11 @@ def _sizes(
     """Return the image sizes that the search chooses from: those that suit any budget from `smallest` to `budget`."""
     sizes = [size for size in SIZES[kind] if look.side is None or size <= ENLARGED * look.side] or [SIZES[kind][0]]
     limit = None if budget is None else budget.max_macs
-    if limit is not None:
+    if limit is None:
+        sizes = [size for size in sizes if size <= USUAL[kind]]
+    else:
         ranges = {size: space.adapt(image_size=size).cost_tables["macs"].range for size in sizes}
+        sizes = [size for size in sizes if size <= USUAL[kind] or ranges[size][1] <= TOO_EXPENSIVE * limit]
         useful = [
             size for size in sizes if ranges[size][0] <= limit and ranges[size][1] >= TOO_CHEAP * (smallest or limit)
         ]

@@ -12,6 +12,7 @@ def test_a_damaged_run_does_not_hide_the_others(exported, tmp_path):
     shutil.copytree(exported, tmp_path / "runs" / "whole")
     (tmp_path / "runs" / "damaged").mkdir()
     (tmp_path / "runs" / "damaged" / "config.yaml").write_text("schema_version: 1\n")
+    (tmp_path / "runs" / "damaged" / "log.txt").touch()
     damaged, whole = greedynas.runs(tmp_path / "runs")
     assert whole.stage == "searched"  # this run has no test results
     assert damaged.summary()["stage"] == "unreadable"

@@ -121,6 +121,15 @@ def test_sizes_and_limits_follow_the_budget(package, photographs, limit, least, 
     assert any("multiply-adds" in reason and "the supernet trains only paths" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize(("limit", "most"), [(90_000_000, 128), (100_000_000, 160), (200_000_000, 224)])
+def test_large_budgets_have_larger_sizes(package, tmp_path, limit, most):
+    """A limit of 200M would otherwise end with the whole network at 128 pixels, which has 126M."""
+    large = paint(tmp_path / "large", {"a": 14, "b": 14}, size=(230, 220))
+    config, _ = chosen(large, budget=Budget(max_macs=limit))
+    assert max(config.space.sizes) == most
+    assert chosen(large)[0].space.sizes[-1] == 128  # without a limit
+
+
 def test_images_are_hardly_enlarged(package, tmp_path):
     config, _ = chosen(paint(tmp_path / "narrow", {"a": 14, "b": 14}, size=(77, 120)))
     assert config.space.sizes == (64, 80)
