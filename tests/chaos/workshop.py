@@ -38,7 +38,8 @@ from tests.helpers.training import SETTINGS, tiny_space
 
 FLOPS = "60K"
 NAME = f"macs-{FLOPS}"
-CLOCKS = WALL_CLOCK | {"metrics_length", "latency_ms", "checkpoint_minutes", "changed_ns"}
+LATENCIES = {"latency_ms", "latency_median_ms", "latency_iqr_ms"}
+CLOCKS = WALL_CLOCK | LATENCIES | {"metrics_length", "checkpoint_minutes", "changed_ns"}
 PATIENCE = 120  # seconds after which a process counts as hanging
 
 
@@ -193,7 +194,7 @@ def results(run: Path) -> dict[str, Any]:
         found |= outcome(run)
     for file in sorted(run.rglob("*")):
         name = str(file.relative_to(run))
-        if file.is_dir() or file.name in (".lock", "log.txt", "config.yaml") or "checkpoints" in name:
+        if file.is_dir() or file.name in (".lock", "log.txt", "config.yaml", "plan.json") or "checkpoints" in name:
             continue
         if name.startswith("supernet/"):
             continue
