@@ -1,7 +1,7 @@
 """The part of the preset `auto` for photographs and pretrained weights: a search around a pretrained network.
 
 Nobody with a few thousand photographs trains from scratch: a pretrained network that is cut down to the budget and fine-tuned
-is better, as docs/results/pretrained.md shows.
+is usually better.
 """
 
 from greedynas.jobs.choices import Choices, Effort
