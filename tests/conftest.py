@@ -40,6 +40,22 @@ def macro_truth() -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Return a headless Chromium."""
+    from tests.helpers.web_page import installed_browser
+
+    program = installed_browser()
+    if program is None:
+        pytest.skip("no Chromium or Chrome is installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
 @pytest.fixture
 def run_cli(monkeypatch, capsys):
     """Call the command line in this process: (exit code, stdout, stderr)."""

@@ -12,7 +12,7 @@ from greedynas.deploy.prediction import make_input, predict, read_square
 from greedynas.models.model_file import save_network
 from tests.helpers.model_files import SE, make_card, trained_network
 from tests.helpers.pictures import picture
-from tests.helpers.web_page import classes_of, installed_browser, served, wait_for_status
+from tests.helpers.web_page import classes_of, served, wait_for_status
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,19 +36,6 @@ def needs_runtime():
         find_runtime()
     except GreedyNASError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = installed_browser()
-    if program is None:
-        pytest.skip("no Chromium or Chrome is installed")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.mark.parametrize(("channels", "crop_fraction"), [(3, 0.875), (1, 1.0)])

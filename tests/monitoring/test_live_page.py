@@ -19,7 +19,6 @@ from greedynas.rundir.progress import FILE
 from tests.helpers import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BROWSERS = ("chromium", "google-chrome", "chromium-browser", "google-chrome-stable")
 
 
 @pytest.fixture(scope="module")
@@ -200,19 +199,6 @@ def test_wrong_folders_and_ports_lead_to_one_line(run_cli, run, tmp_path):
         assert "name another --port" in err
     with pytest.raises(GreedyNASError, match="not a run directory"):
         LiveServer(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 def test_curves_grow_in_a_browser_and_nothing_hostile_runs(served, run, browser):

@@ -1,7 +1,5 @@
 """Tests of the report in a browser: Chromium without a window and without a network."""
 
-import shutil
-
 import pytest
 
 from greedynas.reporting.report import write_report
@@ -9,21 +7,7 @@ from tests.helpers import report_runs as runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BROWSERS = ("chromium", "google-chrome", "chromium-browser", "google-chrome-stable")
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
